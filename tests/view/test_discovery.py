@@ -6,7 +6,11 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from rlkit._util import files
+from rlkit.envs.discovery.problem import hash_construction
+from rlkit.envs.discovery.state import State
 from rlkit.store import table
 from rlkit.store.history import state_path, table_path
 from rlkit.types import Group
@@ -48,4 +52,31 @@ def test_a_search_with_one_record_knows_which_values_are_good(tmp_path: Path) ->
     sources = {env: {"archive": {"nodes": [{**node, "value": value}]}} for env, value in (("a", 2.0), ("b", 0.5))}
     files.write_text(state_path(tmp_path, 1), json.dumps({"sources": sources}))
     searches = list_searches(tmp_path, ["a", "b"])
-    assert [(search["sign"], len(search["states"])) for search in searches] == [(-1, 1), (1, 1)]
+    assert [(search["sign"], len(search["states"])) for search in searches] == [(-1, 2), (1, 2)]
+
+
+def test_the_tree_has_ancestors_of_records_that_the_archive_dropped(tmp_path: Path) -> None:
+    record = {"problem": "own.py:Problem", "symbol": "S", "value": 1.0, "task": "p/1", "values": [1.0], "parent": "b"}
+    text = json.dumps({**record, "lineage": [["b", 2.0], ["a", 3.0]]})
+    files.write_text(tmp_path / "artefacts" / "a" / "0001-c.record.json", text)
+    node = {"construction": "AAAAAAAA8D8=", "shape": [1], "parent": None, "seed": True, "expansions": 2, "value": 3.0}
+    files.write_text(state_path(tmp_path, 1), json.dumps({"sources": {"a": {"archive": {"nodes": [node]}}}}))
+    (search,) = list_searches(tmp_path, ["a"])
+    *dropped, kept = search["states"]
+    assert (kept["seed"], kept["expansions"]) == (True, 2)
+    assert [(state["id"], state["parent"], state["value"], state["expansions"]) for state in dropped] == [
+        ("a", None, 3.0, None),
+        ("b", "a", 2.0, None),
+        ("c", "b", 1.0, None),
+    ]
+
+
+def test_a_kept_state_is_once_in_the_tree_after_its_dropped_ancestors(tmp_path: Path) -> None:
+    construction = np.array([1.0])
+    record = {"problem": "own.py:Problem", "symbol": "S", "value": 1.0, "task": "p/1", "values": [1.0], "parent": "b"}
+    path = tmp_path / "artefacts" / "a" / f"0001-{hash_construction(construction)}.record.json"
+    files.write_text(path, json.dumps({**record, "lineage": [["b", 2.0]]}))
+    node = State(construction, 1.0, parent="b").to_json() | {"seed": False, "expansions": 4}
+    files.write_text(state_path(tmp_path, 1), json.dumps({"sources": {"a": {"archive": {"nodes": [node]}}}}))
+    (search,) = list_searches(tmp_path, ["a"])
+    assert [(state["parent"], state["expansions"]) for state in search["states"]] == [(None, None), ("b", 4)]

@@ -26,7 +26,7 @@ _VALUES_MAX = 4096
 
 
 def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
-    """Return the records of each search, best first, and the states that its archive holds."""
+    """Return the records of each search, best first, and the tree of its states."""
     steps = list_state_steps(directory)
     state = json_lines.read_object(state_path(directory, steps[-1])) if steps else {}
     sources: Mapping[str, Row] = state.get("sources", {})
@@ -37,7 +37,9 @@ def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
 def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str], int]) -> Row:
     paths = sorted(folder.glob(f"*{_SUFFIX}"), reverse=True)
     records = [_read_record(path, step_by_task) for path in paths]
-    states = [_show_state(node) for node in source.get("archive", {}).get("nodes", [])]
+    nodes = [_show_state(node) for node in source.get("archive", {}).get("nodes", [])]
+    dropped = [state for record in records[::-1] for state in _list_lineage(record)]
+    states = [*{state["id"]: state for state in (*dropped, *nodes)}.values()]  # each after its parent
     best: Row = records[0]
     values: list[Any] = [row["value"] for row in (*records, *states)]
     return {
@@ -49,6 +51,16 @@ def _read_search(folder: Path, source: Row, step_by_task: Mapping[tuple[str, str
         "records": records,
         "states": states,
     }
+
+
+def _list_lineage(record: Row) -> list[Row]:
+    """Return a record after its ancestors, as states that the archive has dropped."""
+    line = [*record["lineage"][::-1], (record["id"], record["value"])]
+    parents = [None, *(name for name, _ in line)]
+    return [
+        {"id": name, "parent": parent, "value": value, "seed": parent is None, "expansions": None}
+        for (name, value), parent in zip(line, parents, strict=False)
+    ]
 
 
 def _find_steps(directory: Path) -> Mapping[tuple[str, str], int]:
@@ -85,6 +97,8 @@ def _read_record(path: Path, step_by_task: Mapping[tuple[str, str], int]) -> Row
     names = ("problem", "options", "symbol", "value", "task", "parent", "program", "polished")
     return {
         **{name: content.get(name) for name in names},
+        "id": path.name.removesuffix(_SUFFIX).partition("-")[2],
+        "lineage": content.get("lineage", []),
         "step": step_by_task.get((path.parent.name, content.get("task", ""))),
         "claim": certificate.get("claim"),
         "values": content.get("values", [])[:_VALUES_MAX],

@@ -70,6 +70,20 @@ def test_puct_keeps_the_best_two_children_of_a_state() -> None:
     assert [kept_state.value for kept_state in archive.states] == [0.1, 0.3, 1.0]
 
 
+def test_ancestors_keep_their_values_after_they_were_dropped() -> None:
+    archive = make_archive(ReuseRule("epsilon_greedy", size=1))
+    parent = archive.choose()
+    for value in (0.9, 0.8, 0.7):
+        child = state(value, parent)
+        archive.record_expansion(parent.id, [child])
+        parent = child
+    again = make_archive(archive.rule)
+    again.load_state_dict(json.loads(json.dumps(archive.state_dict())))
+    for each in (archive, again):
+        assert [kept_state.value for kept_state in each.states] == [0.7]
+        assert [value for _, value in each.ancestors(parent.id)] == [0.8, 0.9, 1.0]
+
+
 def test_an_expansion_counts_for_the_state_and_its_ancestors() -> None:
     archive = make_archive()
     root = archive.choose()

@@ -70,6 +70,7 @@ class Archive:
     """Number of recorded expansions."""
     _nodes: dict[str, _Node] = field(default_factory=dict[str, _Node])
     _parents: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    _values: dict[str, float] = field(default_factory=dict[str, float])
     _running: list[str] = field(default_factory=list[str])
 
     def plant(self, states: Sequence[State]) -> None:
@@ -77,6 +78,7 @@ class Archive:
         for state in states:
             self._nodes.setdefault(state.id, _Node(state, seed=True))
             self._parents.setdefault(state.id, None)
+            self._values[state.id] = state.value
 
     def choose(self) -> State:
         """Return the next state to expand; it counts as running until `record_expansion`."""
@@ -111,6 +113,7 @@ class Archive:
             if child.id not in self._nodes:
                 self._nodes[child.id] = _Node(child, seed=False)
                 self._parents.setdefault(child.id, child.parent)
+                self._values[child.id] = child.value
         self._trim(parent)
 
     def lineage(self, name: str) -> list[str]:
@@ -120,6 +123,10 @@ class Archive:
             ancestors.append(ancestor)
             name = ancestor
         return ancestors
+
+    def ancestors(self, name: str) -> list[tuple[str, float]]:
+        """Return ids and values of a state's ancestors, parent first, also of those that were dropped."""
+        return [(ancestor, self._values[ancestor]) for ancestor in self.lineage(name) if ancestor in self._values]
 
     def score(self, state: State) -> float:
         """Return the score of a state: higher is better, whether values are minimised or maximised."""
@@ -165,6 +172,7 @@ class Archive:
             "expansions": self.expansions,
             "in_play": list(self._running),
             "parents": dict(self._parents),
+            "values": dict(self._values),
             "nodes": nodes,
         }
 
@@ -176,6 +184,7 @@ class Archive:
         self.choices, self.expansions = cast("int", state["chosen"]), cast("int", state["expansions"])
         self._running = list(cast("Sequence[str]", state["in_play"]))
         self._parents = dict(cast("Mapping[str, str | None]", state["parents"]))
+        self._values = dict(cast("Mapping[str, float]", state.get("values", {})))
         self._nodes = {}
         for node in cast("Sequence[Mapping[str, Json]]", state["nodes"]):
             loaded = State.from_json(node)
@@ -208,6 +217,7 @@ class Archive:
             relative for name in (*self._nodes, *self._running) for relative in (name, *self.lineage(name))
         )
         self._parents = {name: self._parents[name] for name in reachable if name in self._parents}
+        self._values = {name: self._values[name] for name in self._parents if name in self._values}
 
     def _choose_by_puct(self) -> str:
         """Choose by Q + c · scale · P · √(1 + T) / (1 + n), see TTT-Discover §A.2 (arXiv:2601.16175).

@@ -6,7 +6,7 @@ Invariant: a record is written before its rollout ends, so it survives a kill; i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +31,7 @@ class Record:
         options: settings that recreate the problem.
         task: id of the task in which it was found.
         name: file name without the suffix.
+        lineage: ids and values of the states that it comes from, its parent first, an initial state last.
     """
 
     problem: str
@@ -49,6 +50,7 @@ class Record:
     program: str
     polished: bool
     name: str
+    lineage: Sequence[tuple[str, float]] = ()
 
     @property
     def state(self) -> State:
@@ -70,7 +72,9 @@ class Record:
 _RECORD = TypeAdapter(Record)
 
 
-def save_if_better(folder: Path, state: State, problem: Problem, *, task: str) -> bool:
+def save_if_better(
+    folder: Path, state: State, problem: Problem, *, task: str, lineage: Sequence[tuple[str, float]] = ()
+) -> bool:
     """Save a state if it is better than every record in the folder; return True if it was saved.
 
     The caller compares it with the initial states of the search.
@@ -95,6 +99,7 @@ def save_if_better(folder: Path, state: State, problem: Problem, *, task: str) -
             state.program,
             state.polished,
             f"{len(paths) + 1:04d}-{state.id}",
+            lineage,
         )
         content = json.dumps(_RECORD.dump_python(record, mode="json", by_alias=True, exclude={"name"}))
         files.write_text(folder / f"{record.name}{_SUFFIX}", content)

@@ -50,7 +50,8 @@ class Discovery(TaskSource):
         number = self.archive.choices
         best = self.archive.best.value
         parent = self.archive.choose()
-        task = ConstructionProblem(self.archive.problem, parent, number, self._play, self._folder, best)
+        lineage = ((parent.id, parent.value), *self.archive.ancestors(parent.id))
+        task = ConstructionProblem(self.archive.problem, parent, number, self._play, self._folder, best, (), lineage)
         task = replace(task, saved=self._saved.get(task.task_id, ()))
         self._playing[task.task_id] = parent.id
         return task

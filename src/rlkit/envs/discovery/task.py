@@ -63,6 +63,7 @@ class ConstructionProblem(Env):
         folder: folder of records; None for no records.
         best: best value of the search when this task was drawn; a new record must be better.
         saved: records of this task that existed when its run was resumed.
+        lineage: ids and values of the parent and of its ancestors.
     """
 
     problem: Problem
@@ -72,6 +73,7 @@ class ConstructionProblem(Env):
     folder: Path | None = None
     best: float | None = None
     saved: tuple[State, ...] = ()
+    lineage: tuple[tuple[str, float], ...] = ()
 
     @property
     def task_id(self) -> str:
@@ -143,7 +145,7 @@ class ConstructionProblem(Env):
     def _save_record(self, folder: Path, child: State) -> bool:
         if self.best is not None and not self.problem.is_better(child.value, self.best):
             return False
-        return records.save_if_better(folder, child, self.problem, task=self.task_id)
+        return records.save_if_better(folder, child, self.problem, task=self.task_id, lineage=self.lineage)
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
         """Return the child, improved by local search if possible, and the processor seconds of the search."""

@@ -56,7 +56,7 @@ function stepsPicture(values, props) {
     svg("path.steps", { d: `M0 ${y(0)}${corners}H${width}V${y(0)}Z` }));
 }
 
-/** Return the archive of a search: a dot a state, from left to right as they came, higher if its value is larger. */
+/** Return the states of a search: a dot a state, right of its parent, higher if its value is larger. */
 export function statesPicture(states, lineage) {
   const [width, height, margin] = [900, 320, 44];
   const places = new Map(states.map(({ id }, place) => [id, place]));
@@ -75,7 +75,8 @@ export function statesPicture(states, lineage) {
   const dots = states.map((state, place) => {
     const isBest = lineage.has(state.id);
     const origin = state.parent ? `from ${state.parent}` : "a seed";
-    const label = `${state.id}: ${formatNumber(state.value, 7)}, ${plural(state.expansions, "expansion")}, ${origin}`;
+    const fate = isKnown(state.expansions) ? plural(state.expansions, "expansion") : "dropped by the archive";
+    const label = `${state.id}: ${formatNumber(state.value, 7)}, ${fate}, ${origin}`;
     const props = { class: kind(state.seed ? "state seed" : "state", isBest), r: isBest ? 4.5 : 3 };
     const title = svg("title", label);
     return svg("circle", { ...props, cx: x(place), cy: y(state.value) }, title);
@@ -86,8 +87,7 @@ export function statesPicture(states, lineage) {
   ]);
   const label = `${states.length} states; the lineage of the best has ${lineage.size}`;
   return svg("svg.states", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
-    ticks, edges, dots, svg("text", { x: margin, y: height - 4 }, "first state"),
-    svg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, "newest state"));
+    ticks, edges, dots);
 }
 
 /** Return the ids of the best state and its ancestors. */

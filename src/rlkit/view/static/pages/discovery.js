@@ -1,4 +1,4 @@
-/** A search for constructions: its records with drawings, and the states of its archive. */
+/** A search for constructions: its records with drawings, and the tree of its states. */
 import { load } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
@@ -78,7 +78,7 @@ function drawRecord(run, env, symbol, record, isBest) {
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
     h("header", h("h4", title), isBest && h("span.badge.good", "best"), record.polished && h("span.badge", "polished")),
     picture, h("p.sub", origin.map((part, index) => [index > 0 && " · ", part])),
-    claim && h("div.sub", textBlock(`The program claims ${claim}`, "plain", 400)),
+    claim && h("div.sub", textBlock(claim, "plain", 400)),
     program && fold("Program", textBlock(program, "code")),
     values?.length > 0 && fold(plural(values.length, "value"), textBlock(JSON.stringify(values), "code", 4000)));
 }
@@ -90,7 +90,7 @@ function drawStates(states, sign, symbol) {
   const cut = oldest > 0 ? `The newest ${MAX_STATES} of ${states.length} states. ` : "";
   const help = `${cut}Point at a state to see its value; the line of the best is emphasised.`;
   const rows = states.filter(({ id }) => lineage.has(id)).map(({ id, value, expansions, parent }) =>
-    makeHeadedRow([textLine(id, 60), "mono"], [formatNumber(value, DIGITS), "num"], [expansions, "num"],
+    makeHeadedRow([textLine(id, 60), "mono"], [formatNumber(value, DIGITS), "num"], [expansions ?? "dropped", "num"],
       [textLine(parent ?? "seed", 60), "mono"]));
   const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
   return h("div", h("h3", "States"), h("p.lead", help),
