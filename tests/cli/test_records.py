@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -56,7 +57,9 @@ def test_best_constructions_are_listed_with_bounds_and_pictures(rlkit: Callable[
     assert "packing 1: the sum of the radii = 2.63586275641, 26x3 values" in result.stdout
     assert "empty: no records: no construction improves on the initial ones" in result.stdout
     compared = next(line for line in result.stdout.splitlines() if line.startswith("erdos, for comparison"))
-    assert "the best published 0.380856775; a scripted search without a model reaches" in compared
+    assert (
+        "the best published 0.3808567743668 (MILO, 2026-08-31); a scripted search without a model reaches" in compared
+    )
     pictures = sorted(run.glob("artefacts/*/*.png"))
     assert len(pictures) == 3
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
@@ -73,6 +76,26 @@ def test_records_are_available_as_json(rlkit: Callable[..., Any], run: Path) -> 
     record = read_records(run / "artefacts" / "packing")[0]
     assert record.construction.shape == (26, 3)
     assert record.construction[:, 2].sum() == pytest.approx(record.value)
+
+
+def test_exported_records_verify_to_the_same_certificate(rlkit: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    result = rlkit("records", "first", "--no-draw", "--best", "2", "--export", tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    packing, first, second = sorted((tmp_path / "out").glob("*.json"), key=lambda path: -len(path.name))
+    assert [packing.name[:12], first.name[:10], second.name[:10]] == ["packing-0001", "erdos-0002", "erdos-0003"]
+    for path, problem in ((packing, "circle_packing"), (first, "erdos"), (second, "erdos")):
+        content = json.loads(path.read_text())
+        assert content["problem"] == problem
+        assert np.shape(content["circles" if problem == "circle_packing" else "values"])
+        output = json.loads(rlkit("verify", problem, path, "--no-draw", "--json").stdout)
+        assert output["certificate"] == content["certificate"]
+        assert output["value"] == content["score"]
+
+
+def test_the_records_of_a_run_verify_too(rlkit: Callable[..., Any], run: Path) -> None:
+    (path, *_) = sorted(run.glob("artefacts/erdos/*.record.json"), reverse=True)
+    result = rlkit("verify", "erdos", path, "--no-draw")
+    assert (result.exit_code, "claimed as value: 0.38087532" in result.stdout) == (0, True)
 
 
 def test_a_run_without_a_search_has_no_records(rlkit: Callable[..., Any], tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ add_command(app, "init", config.init, dotenv=False)
 add_command(app, "doctor", runs.doctor)
 add_command(app, "audit", runs.audit)
 add_command(app, "records", runs.records)
+add_command(app, "verify", runs.verify)
 add_command(app, "view", view.view)
 
 _check = _add_group("check", "Check an environment (`rlkit check TARGET`) or a service.", CheckGroup)

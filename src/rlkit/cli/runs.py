@@ -1,8 +1,9 @@
-"""`rlkit doctor`, `rlkit audit` and `rlkit records`."""
+"""`rlkit doctor`, `rlkit audit`, `rlkit records` and `rlkit verify`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ from rlkit.cli.common.guard import FAILED, MISSING
 from rlkit.cli.common.options import OptionalRun, RunName
 from rlkit.cli.common.output import Data, Output
 from rlkit.errors import UsageError
+
+NoDraw = Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")]
 
 _SUBJECT_CHARS = 18
 
@@ -109,15 +112,17 @@ def records(
     run: RunName,
     *,
     best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
-    no_draw: Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")] = False,
+    no_draw: NoDraw = False,
+    export: Annotated[Path | None, typer.Option(help="Folder for JSON files of these records.")] = None,
 ) -> None:
     """List and draw the best constructions of a `discovery` run.
 
     Each entry shows its proven properties. The pictures are PNG files in the run's folder, beside the records.
+    --export writes each construction with its certificate in EinsteinArena's form.
     """
     from rlkit.envs.discovery.best import best_records
 
-    directory, searches = best_records(run, best=best, draw=not no_draw, note=output.note)
+    directory, searches = best_records(run, best=best, draw=not no_draw, export=export, note=output.note)
     envs, lines = dict[str, Data](), list[str]()
     for env, search in searches.items():
         pairs = list(zip(search.records, search.pictures, strict=True))
@@ -130,3 +135,43 @@ def records(
             lines.append(f"{env}, for comparison: {search.known_results}")
     known_results = {env: search.known_results for env, search in searches.items()}
     output.result({"run": directory.name, "records": envs, "known_results": known_results}, "\n".join(lines))
+
+
+def verify(
+    output: Output,
+    problem: Annotated[str, typer.Argument(metavar="PROBLEM", help="Built-in problem, or file.py:Class.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Construction: a JSON, NPY or CSV file.")],
+    *,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the problem, such as circles=32.")
+    ] = None,
+    draw: Annotated[Path | None, typer.Option(help="PNG file of the drawing; by default FILE.png.")] = None,
+    no_draw: NoDraw = False,
+) -> int:
+    """Verify a construction: its value, an exact certificate, and its distance to published values.
+
+    The exit code is 1 if the construction is invalid, or if the file claims a wrong value.
+    """
+    from rlkit.config.loading.load import load_config
+    from rlkit.envs.discovery.best import draw_construction
+    from rlkit.envs.discovery.verification import verify_witness
+    from rlkit.errors import MissingError, UsageError
+
+    if draw is not None and no_draw:
+        raise UsageError("--draw: has no effect with --no-draw; leave it out")
+    # Parse KEY=VALUE as in a configuration, by loading one with a single environment, `target`.
+    pairs = ["envs.target.env=discovery", *(f"envs.target.args.{pair}" for pair in option or [])]
+    result = verify_witness(problem, file, options=load_config([], pairs).config.envs["target"].args)
+    picture = None if no_draw else draw or file.with_name(f"{file.name}.png")
+    try:
+        if picture is not None:
+            draw_construction(result.problem, result.construction, result.value, picture)
+    except (MissingError, OSError) as error:
+        output.note(f"not drawn: {error}")
+        picture = None
+    output.result({**result.to_json(), "picture": picture and str(picture)}, f"{result}")
+    if picture is not None and not output.json:
+        output.line(f"drawn in {picture}")
+    for name, claim in result.wrong_claims.items():
+        output.error(f"{name} claims {claim:.60}, which is wrong: {result.problem.symbol} is {result.decimals}")
+    return FAILED if result.wrong_claims else 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
-from pydantic import Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue, with_config
 
 from rlkit.errors import UsageError, did_you_mean, missing_extra
 
@@ -34,6 +34,16 @@ type Seconds = Annotated[float, Field(gt=0)]
 type Note = Callable[[str], None]
 
 
+@with_config(ConfigDict(extra="forbid", allow_inf_nan=False))
+class PromptContents(TypedDict, total=False):
+    """Results that prompts state beside the value of the state that a program starts from; by default none."""
+
+    record: bool
+    """State the best published value."""
+    target: float
+    """Value to reach."""
+
+
 def discovery(
     *,
     problem: str | Problem = "erdos",
@@ -51,6 +61,7 @@ def discovery(
     min_isolation: Literal["none", "limits", "os"] | None = None,
     helpers: bool = True,
     polish_s: Annotated[float, Field(ge=0)] = 0.0,
+    prompt: PromptContents | None = None,
     seed: int = 0,
     note: Note = lambda message: None,
 ) -> Discovery:
@@ -68,6 +79,7 @@ def discovery(
         min_isolation: required isolation of programs; by default `os` on Linux, and `limits` elsewhere.
         helpers: let programs call the problem's local search, if SciPy is installed.
         polish_s: seconds of local search on each construction before it is archived; improvements earn no reward.
+        prompt: `record: true` states the best published value in the prompt, and `target` a value to reach.
 
     Raises:
         UsageError: the problem does not exist, or an argument is invalid.
@@ -87,10 +99,16 @@ def discovery(
     rule = _make_reuse_rule(reuse, buffer_size, epsilon, puct_c)
     archive = _make_archive(mathematics, rule, start, starts or (8 if reuse == "puct" else 1), seed)
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
-    terms = ProgramTerms(limits, helpers and find_spec("scipy") is not None)
+    _check_prompt(mathematics, prompt or {})
+    terms = ProgramTerms(limits, helpers and find_spec("scipy") is not None, **(prompt or {}))
     choice = RunnerChoice(workers, cpus, min_isolation, preload)
     _report(archive, min_isolation, note)
     return Discovery(archive, PlaySettings(terms, choice, polish_s))
+
+
+def _check_prompt(problem: Problem, prompt: PromptContents) -> None:
+    if prompt.get("record") and not problem.published:
+        raise UsageError(f"prompt.record: {problem.name} has no published value; leave it out")
 
 
 def _helper_modules(problem: Problem, *, helpers: bool, polish_s: float) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from rlkit._util import files
 from rlkit._util.paths import ARTEFACTS
 from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.envs.discovery import make_problem, records
-from rlkit.envs.discovery.problem import Problem, describe_known_results
+from rlkit.envs.discovery.problem import Construction, Problem, describe_known_results
 from rlkit.envs.discovery.records import Record
 from rlkit.errors import RlkitError, UsageError, missing_extra
 
@@ -36,9 +37,17 @@ class BestRecords:
 
 
 def best_records(
-    run: str | Path, *, best: int = 3, draw: bool = True, note: Callable[[str], None] = lambda message: None
+    run: str | Path,
+    *,
+    best: int = 3,
+    draw: bool = True,
+    export: Path | None = None,
+    note: Callable[[str], None] = lambda message: None,
 ) -> tuple[Path, dict[str, BestRecords]]:
     """Read the best records of each search of a run, and draw them beside their files.
+
+    Args:
+        export: folder for a JSON file of each of these records, in EinsteinArena's form.
 
     Returns:
         Folder of the run, and records by environment.
@@ -57,13 +66,20 @@ def best_records(
         problem = _load_problem(spec.args, note)
         selected = records.read_records(folder)[:best]
         drawable = None if not draw else problem
-        pictures = [drawable and draw_record(drawable, record, folder) for record in selected]
+        pictures = [
+            drawable and draw_construction(drawable, record.construction, record.value, folder / f"{record.name}.png")
+            for record in selected
+        ]
+        if export is not None:
+            for record in selected:
+                content = record.to_arena(key="values" if problem is None else problem.key)
+                files.write_text(export / f"{name}-{record.name}.json", json.dumps(content))
         searches[name] = BestRecords(selected, pictures, "" if problem is None else describe_known_results(problem))
     return directory, searches
 
 
-def draw_record(problem: Problem, record: Record, folder: Path) -> Path:
-    """Draw the construction of a record as a PNG file.
+def draw_construction(problem: Problem, construction: Construction, value: float, path: Path) -> Path:
+    """Draw a verified construction as a PNG file, and return its path.
 
     Raises:
         MissingError: matplotlib is not installed.
@@ -73,11 +89,10 @@ def draw_record(problem: Problem, record: Record, folder: Path) -> Path:
     except ModuleNotFoundError:
         raise missing_extra("matplotlib") from None
     figure = Figure(figsize=(7, 6), layout="constrained", dpi=120)
-    problem.draw(figure, record.construction)
-    figure.suptitle(f"{record.problem}: {record.symbol} = {record.value:.10f}", fontsize=11)
+    problem.draw(figure, construction)
+    figure.suptitle(f"{problem.name}: {problem.symbol} = {value:.10f}", fontsize=11)
     image = io.BytesIO()
     figure.savefig(image, format="png", metadata={"Software": None})
-    path = folder / f"{record.name}.png"
     files.write_bytes(path, image.getvalue())
     return path
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
@@ -16,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rlkit.errors import UsageError, did_you_mean
+from rlkit.envs.discovery.literature import PUBLISHED, PublishedValue, read_published
+from rlkit.errors import RlkitError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,14 +28,11 @@ type Construction = NDArray[np.float64]
 type PieceCount = Annotated[int, Field(ge=2)]
 """Number of pieces of a step function."""
 
-PUBLISHED = Path(__file__).with_name("published")
-"""Constructions from the literature, as JSON with their sources."""
-
 MIN_RELATIVE_GAIN = 1e-12
 """Smallest relative difference by which one value is better than another."""
 
 
-class InvalidConstruction(ValueError):
+class InvalidConstruction(RlkitError, ValueError):
     """Array that is not a construction of the problem; the message gives the reason and may be used in a prompt."""
 
 
@@ -56,11 +56,13 @@ class Certificate:
         claim: the statement in one readable line.
         bound: proven bound in decimals, rounded so that it remains valid.
         exact: exact bound as a fraction, `numerator/denominator`; empty if only the decimals are known.
+        normalisation: exact change of the numbers before the statement holds; empty if there is none.
     """
 
     claim: str
     bound: str
     exact: str = ""
+    normalisation: str = ""
 
 
 class Problem(ABC):
@@ -80,10 +82,8 @@ class Problem(ABC):
     """Name of a program's variable with the construction to start from."""
     shape: ClassVar[str] = "a one-dimensional array of floats"
     """Description of the array that a program returns."""
-    baseline: ClassVar[float | None] = None
-    """Best value found by hand; None if unknown."""
-    best_known: ClassVar[float | None] = None
-    """Best published value; None if unknown."""
+    key: ClassVar[str] = "values"
+    """Name of the construction in JSON files that EinsteinArena reads."""
     scripted: ClassVar[tuple[tuple[float, float], ...]] = ()
     """Values that a scripted search without a model reaches, each after its processor seconds on one core."""
     polish: ClassVar[str | None] = None
@@ -116,8 +116,16 @@ class Problem(ABC):
         """
         return 1 / value if self.minimise else value
 
-    def certificate(self, construction: Construction) -> Certificate | None:
-        """Return a proof for a verified construction; None if there is only the float value."""
+    def certificate(self, construction: Construction, exact: Sequence[Fraction] | None = None) -> Certificate | None:
+        """Return a proof for a verified construction; None if there is only the float value.
+
+        Args:
+            exact: the same numbers before they were rounded and normalised, in C order, with denominators that are
+                powers of two. The proof is then about these numbers.
+
+        Raises:
+            InvalidConstruction: the exact numbers break a rule.
+        """
         return None
 
     def draw(self, figure: Figure, construction: Construction) -> None:
@@ -135,6 +143,28 @@ class Problem(ABC):
         return next((value for seconds, value in reversed(self.scripted) if seconds <= cpu_s), None)
 
     @property
+    def published(self) -> Sequence[PublishedValue]:
+        """Published values that count, best first; a problem of your own may return its own."""
+        values = [
+            value
+            for value in read_published()
+            if value.problem == self.name
+            and not value.withdrawn
+            and all(getattr(self, name, None) == option for name, option in value.options.items())
+        ]
+        return sorted(values, key=lambda value: Fraction(value.value), reverse=not self.minimise)
+
+    @property
+    def best_known(self) -> float | None:
+        """Best published value, rounded so that it is not better; None if unknown."""
+        return next((value.to_float(minimise=self.minimise) for value in self.published), None)
+
+    @property
+    def baseline(self) -> float | None:
+        """Best value found by hand, rounded likewise; None if unknown."""
+        return next((value.to_float(minimise=self.minimise) for value in self.published if value.by_hand), None)
+
+    @property
     def direction(self) -> str:
         """Direction in words: `lower is better` or `higher is better`."""
         return "lower is better" if self.minimise else "higher is better"
@@ -143,10 +173,9 @@ class Problem(ABC):
 def describe_known_results(problem: Problem) -> str:
     """Describe results reached without a model, for comparison with what a model learns; empty if there are none."""
     results = list[str]()
-    if problem.baseline is not None:
-        results.append(f"the best by hand is {problem.baseline:.9g}")
-    if problem.best_known is not None:
-        results.append(f"the best published {problem.best_known:.9g}")
+    published = problem.published
+    results += [f"the best by hand is {value.value}" for value in published if value.by_hand][:1]
+    results += [f"the best published {value}" for value in published][:1]
     if problem.scripted:
         scripted_values = ", ".join(f"{value:.7g} in {seconds:g} s" for seconds, value in problem.scripted)
         results.append(f"a scripted search without a model reaches {scripted_values} on one core")
@@ -186,7 +215,7 @@ def load_published_with_program(name: str) -> tuple[Construction, str]:
     if not path.is_file():
         path = Path(name)
         if path.suffix != ".json" or not path.is_file():
-            names = sorted(path_of.stem for path_of in PUBLISHED.glob("*.json"))
+            names = sorted(path_of.stem for path_of in PUBLISHED.glob("*_*.json"))
             raise UsageError(
                 f"start: there is no construction {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}, "
                 "or give a .json file"

@@ -36,14 +36,18 @@ _FORMAT = ".10f"
 
 @dataclass(frozen=True, slots=True)
 class ProgramTerms:
-    """Limits and helpers of programs, as stated in the prompt and enforced.
+    """Limits and helpers of programs, as stated in the prompt and enforced, and what it states of other results.
 
     Args:
         helpers: True if programs may call the problem's local search.
+        record: state the best published value.
+        target: value to reach; None for none.
     """
 
     limits: ProgramLimits
     helpers: bool = True
+    record: bool = False
+    target: float | None = None
 
     @property
     def budget_s(self) -> float:
@@ -53,7 +57,7 @@ class ProgramTerms:
 
 def make_messages(problem: Problem, parent: State, terms: ProgramTerms) -> list[Message]:
     """Return the conversation that asks for a program."""
-    parts = [problem.statement(), _describe_start(problem, parent), _describe_contract(problem, parent, terms)]
+    parts = [problem.statement(), _describe_start(problem, parent, terms), _describe_contract(problem, parent, terms)]
     return [{"role": "user", "content": "\n\n".join(parts)}]
 
 
@@ -77,16 +81,13 @@ def _strip_thinking(text: str) -> str:
     return answer.partition(_THINKING_START)[0]
 
 
-def _describe_start(problem: Problem, parent: State) -> str:
+def _describe_start(problem: Problem, parent: State, terms: ProgramTerms) -> str:
     size = "x".join(map(str, parent.construction.shape))
     sentences = [f"You start from a construction of {size} values with {problem.symbol} = {parent.value:{_FORMAT}}."]
-    comparisons = list[str]()
-    if problem.baseline is not None:
-        comparisons.append(f"the best found by hand is {problem.baseline:g}")
-    if problem.best_known is not None:
-        comparisons.append(f"the best ever published is {problem.best_known:.9g}")
-    if comparisons:
-        sentences.append(f"For comparison, {' and '.join(comparisons)}.")
+    if terms.record:
+        sentences += [f"The best published value is {value.value}." for value in problem.published][:1]
+    if terms.target is not None:
+        sentences.append(f"The target is {terms.target!r}.")
     sentences.append(f"Improve on it: {problem.direction}.")
     if not parent.program:
         return " ".join(sentences)

@@ -68,6 +68,11 @@ class Record:
         content = _RECORD.dump_python(self, mode="json", exclude={"construction", "program", "options", "name"})
         return {**content, "shape": list(self.construction.shape), "file": self.name}
 
+    def to_arena(self, *, key: str) -> dict[str, Json]:
+        """Return the record with the fields of a solution of EinsteinArena, its construction as `key`."""
+        content = _RECORD.dump_python(self, mode="json", include={"problem", "options", "construction", "certificate"})
+        return {**content, key: content.pop("construction"), "score": self.value}
+
 
 _RECORD = TypeAdapter(Record)
 

@@ -102,8 +102,6 @@ class FirstAutocorrelation(_Autocorrelation):
     name = "autocorrelation_1"
     minimise = True
     symbol = "C1"
-    baseline = 1.50973
-    best_known = 1.502744  # MILO, 2026: 1.50274360, rounded up
     scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_first"
     compute_value = staticmethod(first_value)
@@ -122,8 +120,6 @@ class SecondAutocorrelation(_Autocorrelation):
     name = "autocorrelation_2"
     minimise = False
     symbol = "C2"
-    baseline = 0.9015
-    best_known = 0.96359  # EinsteinArena, 2026-08-25
     scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_second"
     compute_value = staticmethod(second_value)

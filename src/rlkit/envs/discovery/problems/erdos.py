@@ -9,11 +9,13 @@ Invariant: the value of a verified construction is the value that its certificat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import Field
 
 from rlkit.envs.discovery.problem import (
     Certificate,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SLACK = 1e-12
-"""Maximum distance from [0, 1] that rounding may cause; all heights are then moved towards ½."""
+"""Default of the option `slack`: what float64 arithmetic may cause."""
 
 _GRID = 2.0**60
 """Heights are rounded to multiples of 2^-60, which bounds the length of numbers in exact arithmetic."""
@@ -51,6 +53,7 @@ class Erdos(Problem):
         n_points: number of pieces of random initial step functions; None draws 40 to 99.
         max_points: maximum number of pieces of a construction.
         exact_n: require exactly `n_points` pieces.
+        slack: maximum distance from [0, 1] that rounding may cause; all heights are then moved towards ½.
 
     Raises:
         UsageError: the options contradict each other.
@@ -59,14 +62,13 @@ class Erdos(Problem):
     n_points: PieceCount | None = None
     max_points: PieceCount = 1000
     exact_n: bool = False
+    slack: Annotated[float, Field(ge=0, le=0.1)] = SLACK
 
     name = "erdos"
     minimise = True
     symbol = "C5"
     initial = "initial_h_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
-    baseline = 0.380927
-    best_known = 0.380856775  # MILO, 2026-08-31: 0.3808567743668, rounded up
     scripted = (
         (1, 0.3813),
         (3, 0.38102),
@@ -105,13 +107,13 @@ class Erdos(Problem):
         h = check_vector(construction, min_length=2, max_length=self.max_points)
         if self.exact_n and len(h) != self.n_points:
             raise InvalidConstruction(f"the construction has {len(h)} pieces, and must have {self.n_points}")
-        _check_bounds(h, "")
+        self._check_bounds(h, "")
         total = float(h.sum())
         if total < _MIN_SUM:
             raise InvalidConstruction(f"the heights sum to {total:.3g}, and cannot be rescaled to sum to n / 2")
         if abs(total - len(h) / 2) > _ROUNDING * len(h):  # leave a verified construction unchanged, bit for bit
             h *= len(h) / 2 / total
-        _check_bounds(h, " after rescaling to the sum n / 2")
+        self._check_bounds(h, " after rescaling to the sum n / 2")
         h = np.round(_blend(h) * _GRID) / _GRID
         return VerifiedConstruction(h, float(overlaps(h).max()))
 
@@ -122,12 +124,18 @@ class Erdos(Problem):
         noise -= noise.mean()
         return 0.5 + noise * min(1.0, 0.5 / float(np.abs(noise).max()))
 
-    def certificate(self, construction: Construction) -> Certificate:
+    def certificate(self, construction: Construction, exact: Sequence[Fraction] | None = None) -> Certificate:
         """Return C₅ as a fraction."""
-        value = exact_c5(construction)
+        value, normalisation = certify_c5(construction if exact is None else exact, slack=self.slack)
         bound = format_decimals(value, places=_PLACES, up=True)
         claim = f"C5 <= {bound}, proven exactly for the step function of these {len(construction)} heights"
-        return Certificate(claim, bound, f"{value.numerator}/{value.denominator}")
+        return Certificate(claim, bound, f"{value.numerator}/{value.denominator}", normalisation)
+
+    def _check_bounds(self, h: Construction, when: str) -> None:
+        low, high = float(h.min()), float(h.max())
+        if not (low >= -self.slack and high <= 1 + self.slack):  # negated, so that NaN fails
+            worst = low if low < -self.slack else high
+            raise InvalidConstruction(f"a height is {worst:.9g}{when}; heights must lie in [0, 1]")
 
     def draw(self, figure: Figure, construction: Construction) -> None:
         """Draw the step function, and below it the overlap at each shift."""
@@ -156,32 +164,38 @@ def overlaps(h: Construction) -> Construction:
     return np.fft.irfft(spectrum, size)[: 2 * count - 1] * (2 / count)
 
 
-def exact_c5(h: Construction) -> Fraction:
-    """Return C₅ of [n] heights, rescaled exactly to ∫h = 1, and moved towards ½ if rounding put them outside [0, 1].
+def exact_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) -> Fraction:
+    """Return C₅ of [n] heights as `certify_c5` does, without the description."""
+    return certify_c5(h, slack=slack)[0]
+
+
+def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) -> tuple[Fraction, str]:
+    """Return C₅ of [n] heights, rescaled exactly to ∫h = 1, and moved towards ½ if that puts them outside [0, 1].
+
+    Returns:
+        C₅, and a description of what was done to the heights; empty if nothing was.
 
     Raises:
-        InvalidConstruction: a height is farther than `SLACK` from [0, 1].
+        InvalidConstruction: the heights sum to 0 or less, or a height is farther than `slack` from [0, 1].
     """
-    heights, _ = to_integers(h)
+    heights, exponent = to_integers(h)
     count, twice = len(heights), 2 * sum(heights)
+    if twice <= 0:
+        raise InvalidConstruction("the heights sum to 0 or less, and cannot be rescaled to sum to n / 2")
     tops = [height * count for height in heights]  # h_i = tops[i] / twice, which sum to n / 2
+    factor = Fraction(count << exponent, twice)
+    steps = [f"rescaled by 1{float(factor - 1):+.3g} to the sum n / 2"] if factor != 1 else []
     excess = max(Fraction(max(tops), twice) - 1, Fraction(-min(tops), twice), Fraction(0))
-    if excess > Fraction(SLACK):
+    if excess > Fraction(slack):
         raise InvalidConstruction("a height is outside [0, 1] after rescaling to the sum n / 2")
     if excess:
         weight = excess / (Fraction(1, 2) + excess)  # (1 − w)·h + w/2 has the same sum
         weight_left, weight_right = weight.denominator - weight.numerator, weight.numerator
         tops = [2 * weight_left * top + weight_right * twice for top in tops]
         twice *= 2 * weight.denominator
+        steps.append(f"moved towards 1/2 by up to {float(excess):.3g}")
     overlap = max(correlate(tops, [twice - top for top in tops]))
-    return Fraction(2 * overlap, count * twice * twice)
-
-
-def _check_bounds(h: Construction, when: str) -> None:
-    low, high = float(h.min()), float(h.max())
-    if not (low >= -SLACK and high <= 1 + SLACK):  # negated, so that NaN fails
-        worst = low if low < -SLACK else high
-        raise InvalidConstruction(f"a height is {worst:.9g}{when}; heights must lie in [0, 1]")
+    return Fraction(2 * overlap, count * twice * twice), ", ".join(steps)
 
 
 def _blend(h: Construction) -> Construction:

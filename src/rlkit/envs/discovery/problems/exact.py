@@ -1,4 +1,4 @@
-"""Exact arithmetic on floats, as fractions whose denominator is a power of two.
+"""Exact arithmetic on floats and fractions whose denominator is a power of two.
 
 Invariant: only `format_decimals` rounds, in the direction of its argument.
 """
@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def to_integers(values: NDArray[np.float64]) -> tuple[list[int], int]:
-    """Return integers a and an exponent e with values[i] = a[i] / 2^e exactly."""
-    pairs = [value.as_integer_ratio() for value in values.ravel().tolist()]
+def to_integers(values: NDArray[np.float64] | Sequence[Fraction]) -> tuple[list[int], int]:
+    """Return integers a and an exponent e with values[i] = a[i] / 2^e exactly.
+
+    Args:
+        values: floats, or fractions whose denominators are powers of two.
+    """
+    numbers: Sequence[float | Fraction] = values.ravel().tolist() if isinstance(values, np.ndarray) else values
+    pairs = [number.as_integer_ratio() for number in numbers]
     exponent = max((bottom.bit_length() - 1 for _, bottom in pairs), default=0)
     return [top << (exponent - (bottom.bit_length() - 1)) for top, bottom in pairs], exponent
 

@@ -5,7 +5,7 @@ Invariant: in exact arithmetic without slack, no circles of a verified packing o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem, VerifiedConstruction
-from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
+from rlkit.envs.discovery.problems.exact import format_decimals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,19 +25,11 @@ SHRINK = 1e-12
 _CLOSE = 1e-9
 """Gap above which two circles need no exact arithmetic."""
 _PLACES = 10
-_KNOWN_RESULTS: Mapping[int, Mapping[str, object]] = {
-    26: {
-        "baseline": 2.634,
-        "best_known": 2.63598308,
-        "scripted": ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
-    },
-    32: {
-        "baseline": 2.936,
-        "best_known": 2.93957277,
-        "scripted": ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
-    },
+_SCRIPTED: Mapping[int, tuple[tuple[float, float], ...]] = {
+    26: ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
+    32: ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
 }
-"""Attributes of the problem by number of circles; `scripted` is the best of `packing_steps.search` over three seeds."""
+"""Values of `packing_steps.search` by number of circles, the best of three seeds."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +46,12 @@ class CirclePacking(Problem):
     minimise = False
     symbol = "the sum of the radii"
     initial = "initial_circles"
+    key = "circles"
     polish = "rlkit.envs.discovery.problems.packing_steps:polish"
 
     def __post_init__(self) -> None:
         shape = f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
-        attributes = {"shape": shape, **_KNOWN_RESULTS.get(self.circles, {})}
+        attributes = {"shape": shape, "scripted": _SCRIPTED.get(self.circles, ())}
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
@@ -84,10 +77,10 @@ class CirclePacking(Problem):
         if circles[:, 2].min() < 0:
             raise InvalidConstruction(f"a radius is {circles[:, 2].min():.9g}; radii must be at least 0")
         try:
-            _check_fit(circles)
+            _check_fit(circles.tolist())
         except InvalidConstruction:
             circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
-            _check_fit(circles)
+            _check_fit(circles.tolist())
         return VerifiedConstruction(circles, float(circles[:, 2].sum()))
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -99,13 +92,20 @@ class CirclePacking(Problem):
         radii = np.minimum(distances.min(axis=1, initial=np.inf) / 2, sides)
         return np.column_stack([centres, radii])
 
-    def certificate(self, construction: Construction) -> Certificate:
-        """Return the sum of the radii, rounded down; `verify` has proven that no circles overlap."""
-        numbers, exponent = to_integers(construction[:, 2])
-        total = Fraction(sum(numbers), 1 << exponent)
+    def certificate(self, construction: Construction, exact: Sequence[Fraction] | None = None) -> Certificate:
+        """Return the sum of the radii, rounded down. No circles overlap: `verify` has proven it, or the exact check."""
+        numbers = list(exact or map(Fraction, construction.ravel().tolist()))
+        radii, normalisation = numbers[2::3], ""
+        try:
+            _check_fit([numbers[place : place + 3] for place in range(0, len(numbers), 3)])
+        except InvalidConstruction:
+            radii = [max(radius - Fraction(SHRINK), Fraction(0)) for radius in radii]
+            _check_fit(list(zip(numbers[::3], numbers[1::3], radii, strict=True)))
+            normalisation = f"radii reduced by {SHRINK:g}"
+        total = sum(radii, Fraction(0))
         bound = format_decimals(total, places=_PLACES, up=False)
         claim = f"the sum of the radii of these {len(construction)} circles is at least {bound}, proven exactly"
-        return Certificate(claim, bound, f"{total.numerator}/{total.denominator}")
+        return Certificate(claim, bound, f"{total.numerator}/{total.denominator}", normalisation)
 
     def draw(self, figure: Figure, construction: Construction) -> None:
         """Draw the circles in the unit square."""
@@ -118,16 +118,18 @@ class CirclePacking(Problem):
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xlabel="x", ylabel="y")
 
 
-def _check_fit(circles: Construction) -> None:
+def _check_fit(rows: Sequence[Sequence[float | Fraction]]) -> None:
+    circles = np.array(rows, np.float64)
     if np.abs(circles).max() > 1:
         raise InvalidConstruction("a circle leaves the square")
-    for x, y, radius in ((Fraction(x), Fraction(y), Fraction(r)) for x, y, r in circles.tolist()):
-        if min(x, y) < radius or max(x, y) > 1 - radius:
+    exact = [[Fraction(value) for value in row] for row in rows]
+    for x, y, radius in exact:
+        if not 0 <= radius <= min(x, y, 1 - x, 1 - y):
             raise InvalidConstruction(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the square")
     x, y, radii = circles.T
     gaps = np.hypot(x[:, None] - x, y[:, None] - y) - (radii[:, None] + radii)
     first, second = np.nonzero(np.triu(gaps < _CLOSE, 1))
     for i, j in zip(first.tolist(), second.tolist(), strict=True):
-        (xi, yi, ri), (xj, yj, rj) = ([Fraction(value) for value in circles[k].tolist()] for k in (i, j))
+        (xi, yi, ri), (xj, yj, rj) = exact[i], exact[j]
         if (xi - xj) ** 2 + (yi - yj) ** 2 < (ri + rj) ** 2:
             raise InvalidConstruction(f"circles {i} and {j} overlap, by {-gaps[i, j]:.3g}")
