@@ -79,10 +79,18 @@ def test_finer_pieces_are_the_same_function() -> None:
 
 def test_a_search_reports_each_improvement_and_returns_the_best() -> None:
     improvements = list[float]()
-    best_heights = search(0, 3.0, start=20, rungs=(2,), on_best=lambda seconds, h: improvements.append(c5(h)))
+    best_heights = search(0, 3.0, pieces=40, on_best=lambda seconds, h: improvements.append(c5(h)))
     assert improvements == sorted(improvements, reverse=True)
     assert c5(best_heights) == min(improvements)
-    assert Erdos().verify(best_heights).value < 0.3835
+    assert Erdos().verify(best_heights).value < 0.383
+
+
+def test_a_search_from_a_published_construction_is_better_than_it() -> None:
+    start = np.repeat(Erdos().verify(load_published("erdos_haugland_2016")).construction, 2)
+    improvements = list[float]()
+    best_heights = search(0, 3.0, starts=[start], on_best=lambda seconds, h: improvements.append(c5(h)))
+    assert len(best_heights) == len(start)
+    assert c5(best_heights) == min(improvements) < c5(start) - 1e-7
 
 
 @pytest.mark.parametrize(("problem", "name"), [(problem, name) for problem in PROGRAMS for name in PROGRAMS[problem]])

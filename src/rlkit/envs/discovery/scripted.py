@@ -20,13 +20,13 @@ def run(seed, budget_s):
 
 PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "erdos": {
-        "multistart": _program("erdos_steps", "search(seed, 0.8 * budget_s, start=48, rungs=())"),
+        "multistart": _program("erdos_steps", "search(seed, 0.8 * budget_s, pieces=48)"),
         "adam": _program(
             "erdos_steps",
             "descend(mirror(default_rng(seed).uniform(0.1, 0.9, 50)), iterations=3000, symmetric=True)",
         ),
         "linear programs": _program("erdos_steps", "polish(initial_h_values, 0.8 * budget_s)"),
-        "basin hopping": _program("erdos_steps", "search(seed, 0.8 * budget_s, start=60, rungs=(2, 2, 2))"),
+        "basin hopping": _program("erdos_steps", "search(seed, 0.8 * budget_s)"),
         "upsampling": _program("erdos_steps", "polish(initial_h_values.repeat(2), 0.8 * budget_s)"),
     },
     "autocorrelation_1": {

@@ -1,7 +1,7 @@
-"""Local search for Erdős' minimum overlap, with NumPy and SciPy only.
+"""Search for Erdős' minimum overlap, with NumPy and SciPy only.
 
-It is a run's baseline, and a helper that programs can call: descent with a smoothed maximum, a sequence of linear
-programs, basin hopping, and finer grids. It does not import rlkit, so that programs can load it.
+It is a run's baseline, and a helper that programs can call: descent with a smoothed maximum, interior-point descent, a
+sequence of linear programs, and basin hopping. Programs can load it with `erdos_interior`.
 
 Invariant: a result is a valid construction that is at least as good as the initial construction.
 """
@@ -9,21 +9,27 @@ Invariant: a result is a valid construction that is at least as good as the init
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-type Heights = NDArray[np.float64]
+from rlkit.envs.discovery.problems.erdos_interior import Heights, interior_point
 
 _MIN_RADIUS = 1e-10
 _MIN_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
-_POOL_SIZE = 6
+_POOL_SIZE = 8
+_POLISH_RADIUS = 1e-5
+_PIECES = 512
+_ISLAND_S = 90.0  # after about a minute, all members of a pool lie in one basin
+_START_SHARE = 0.25  # of an island's time, for random starts
+_SYMMETRIC_SHARE = 0.65
+_HOP_SHARE = 0.95
 _SUM_TOLERANCE = 1e-14  # per piece; above it the verifier rescales heights, possibly beyond 1
 _BISECTIONS = 80
-_MIN_DISTANCE = 0.01
+_MIN_DISTANCE = 0.004
+_MIN_NEW_DISTANCE = 0.0005
 
 
 def c5(h: Heights) -> float:
@@ -83,17 +89,21 @@ def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05)
 
 
 def polish(construction: Heights, seconds: float) -> Heights:
-    """Solve a sequence of linear programs, each with the overlaps to first order within a trust region.
+    """Descend by interior points, then by linear programs, each with the overlaps to first order.
 
     Args:
         construction: [n] heights; they are rescaled to the sum n/2 if all then lie in [0, 1].
-        seconds: processor time after which no new program starts.
+        seconds: processor time after which no new step starts.
     """
+    end_s = time.process_time() + seconds
     h = np.asarray(construction, np.float64)
     rescaled = h * (len(h) / 2 / float(h.sum())) if h.sum() > 0 else h
-    h = rescaled if rescaled.min() >= 0 and rescaled.max() <= 1 else h
+    h = balance(rescaled if rescaled.min() >= 0 and rescaled.max() <= 1 else h)
     symmetric = bool(np.abs(h - h[::-1]).max() < 1e-9)
-    return linear_programs(h, end_s=time.process_time() + seconds, symmetric=symmetric)
+    for barrier in (1e-6, 1e-7, 1e-8):
+        candidate = balance(interior_point(h, centre=0 if symmetric else None, barrier=barrier, end_s=end_s))
+        h = min(h, candidate, key=c5)
+    return linear_programs(h, end_s=end_s, symmetric=symmetric, radius=_POLISH_RADIUS)
 
 
 def linear_programs(
@@ -121,51 +131,114 @@ def linear_programs(
     return h
 
 
+class _Pool:
+    """Best distinct constructions of a search, best first.
+
+    Args:
+        min_distance: smallest mean difference of two members; of closer ones only the better is kept.
+    """
+
+    def __init__(self, rng: np.random.Generator, min_distance: float, on_best: Callable[[Heights], None]) -> None:
+        self.members = list[tuple[float, Heights]]()
+        self._rng, self._min_distance, self._on_best = rng, min_distance, on_best
+
+    def add(self, h: Heights) -> None:
+        """Add a construction if it is good enough."""
+        h = balance(h)
+        value = c5(h)
+        if not self.members or value < self.members[0][0]:
+            self._on_best(h)
+        distinct = list[tuple[float, Heights]]()
+        for member in sorted([*self.members, (value, h)], key=lambda item: item[0]):
+            if all(float(np.abs(member[1] - other).mean()) > self._min_distance for _, other in distinct):
+                distinct.append(member)
+        self.members = distinct[:_POOL_SIZE]
+
+    def hop(self, *, centre: int, end_s: float) -> None:
+        """Change members and descend, until the process reaches the processor time `end_s`."""
+        while time.process_time() < end_s:
+            barrier = 10 ** self._rng.uniform(-7.5, -5.5)
+            changed = _move(self.members, self._rng, centre)
+            self.add(interior_point(changed, centre=centre, barrier=barrier, end_s=end_s))
+
+
 def search(
     seed: int,
     seconds: float,
     *,
-    start: int = 60,
-    rungs: tuple[int, ...] = (2, 2, 2),
+    pieces: int = _PIECES,
+    starts: Sequence[Heights] = (),
     on_best: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
-    """Search by basin hopping over symmetric step functions, on increasingly fine grids.
+    """Search by basin hopping: over symmetric step functions from many starts, then with a free centre.
 
     Args:
         seconds: processor time.
-        start: initial number of pieces.
-        rungs: factor of the number of pieces at each refinement.
+        pieces: number of pieces, without `starts`.
+        starts: constructions with equal numbers of pieces to start from, with a free centre from the beginning.
         on_best: called with the elapsed seconds and each new best function.
     """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
-    share = (0.12, 0.4, 0.75, 1.0)
-    pool = list[tuple[float, Heights]]()
     best = np.inf
-    for rung in range(len(rungs) + 1):
-        end_s = began_s + seconds * share[min(rung + 4 - len(rungs) - 1, 3)]
-        if rung:
-            pool = [(value, np.repeat(h, rungs[rung - 1])) for value, h in pool[: max(2, _POOL_SIZE - 2 * rung)]]
-            pool = [
-                (c5(h), h) for h in (linear_programs(h, end_s=end_s, symmetric=True, radius=0.01) for _, h in pool[:1])
-            ] + pool[1:]
-        while time.process_time() < end_s:
-            count = len(pool[0][1]) if pool else start
-            if len(pool) < _POOL_SIZE and not rung:
-                h = mirror(np.clip(0.5 + rng.uniform(-0.4, 0.4, count), 0, 1))
-                h = descend(h, iterations=1500, symmetric=True)
-            else:
-                h = pool[int(rng.integers(len(pool)) * rng.random())][1]
-                if rng.random() < 0.3:
-                    h = _cross(h, pool[int(rng.integers(len(pool)))][1], rng)
-                h = descend(_perturb(h, rng), iterations=400, symmetric=True, rate=0.03)
-            h = linear_programs(h, end_s=end_s, symmetric=True, max_programs=60 if rung == 0 else 40)
-            value = c5(h)  # meaningful only for heights that sum to n/2
-            pool = _add_to_pool(pool, value, h)
-            if value < best:
-                best = value
-                on_best(time.process_time() - began_s, h)
-    return pool[0][1]
+
+    def report(h: Heights) -> None:
+        nonlocal best
+        if (value := c5(h)) < best:
+            best = value
+            on_best(time.process_time() - began_s, h)
+
+    pool = _Pool(rng, _MIN_NEW_DISTANCE if starts else _MIN_DISTANCE, report)
+    for start in starts:
+        pool.add(start)
+    islands = 0 if starts else max(1, round(seconds * _SYMMETRIC_SHARE / _ISLAND_S))
+    for number in range(islands):
+        island = _Pool(rng, _MIN_DISTANCE, report)
+        end_s = began_s + seconds * _SYMMETRIC_SHARE * (number + 1) / islands
+        first_s = time.process_time()
+        while not island.members or time.process_time() < first_s + (end_s - first_s) * _START_SHARE:
+            h = descend(mirror(rng.uniform(0.02, 0.98, pieces)), iterations=3000, symmetric=True)
+            island.add(interior_point(h, centre=0, end_s=end_s))
+        island.hop(centre=0, end_s=end_s)
+        for _, h in island.members[:2]:
+            pool.add(h)
+    pool.hop(centre=len(pool.members[0][1]) // 4, end_s=began_s + seconds * _HOP_SHARE)
+    final = polish(pool.members[0][1], began_s + seconds - time.process_time())
+    report(final)
+    return final
+
+
+def _move(pool: Sequence[tuple[float, Heights]], rng: np.random.Generator, centre: int) -> Heights:
+    """Return a member of the pool with a changed segment; pieces outside of the centre keep their mirror images."""
+    h = pool[int(len(pool) * rng.random() ** 2)][1]
+    other = pool[int(rng.integers(len(pool)))][1]
+    end = (len(h) + centre + 1) // 2
+    width = min(2 + int(end * 10 ** rng.uniform(-1.7, -0.2)), end)
+    first = int(rng.integers(end - width + 1))
+    segment, place = h[first : first + width], np.arange(width)
+    match int(rng.integers(8)):
+        case 0:
+            changed = segment + rng.normal(0, 10 ** rng.uniform(-2.5, -0.3), width)
+        case 1:
+            changed = np.roll(segment, int(rng.integers(1, 5)) * (1 if rng.random() < 0.5 else -1))
+        case 2:
+            changed = segment[::-1]
+        case 3:
+            changed = np.convolve(np.pad(segment, 3, mode="edge"), np.full(7, 1 / 7), mode="valid")
+        case 4:
+            changed = segment + rng.random() * (other[first : first + width] - segment)
+        case 5:
+            changed = h[::-1][first : first + width]
+        case 6:
+            source = int(rng.integers(end - width + 1))
+            changed = h[source : source + width]
+        case _:
+            changed = np.interp((place - width / 2) * (1 + rng.normal(0, 0.05)) + width / 2, place, segment)
+    h = h.copy()
+    h[first : first + width] = np.clip(changed, 0, 1)
+    tied = (len(h) - centre) // 2
+    h[len(h) - tied :] = h[:tied][::-1]
+    return h
 
 
 def _centre(theta: Heights) -> tuple[Heights, Heights]:
@@ -182,32 +255,6 @@ def _gradient(h: Heights, weights: Heights) -> Heights:
     ahead = np.convolve(weights, 1 - h, mode="valid")
     behind = np.correlate(weights, h, mode="valid")[::-1]
     return (ahead - behind) * (2 / len(h))
-
-
-def _perturb(h: Heights, rng: np.random.Generator) -> Heights:
-    count = len(h)
-    scale = 10 ** rng.uniform(-2.0, -0.5)
-    noise = rng.normal(0, scale, count)
-    if rng.random() < 0.5:  # only within a window
-        place, width = rng.integers(count), max(2, int(count * rng.uniform(0.05, 0.4)))
-        noise *= np.abs((np.arange(count) - place + count // 2) % count - count // 2) < width
-    return np.clip(mirror(h + noise), 0, 1)
-
-
-def _cross(h: Heights, other: Heights, rng: np.random.Generator) -> Heights:
-    """Return `h` inside a random window around the middle, and `other` outside."""
-    count = len(h)
-    distance = np.abs(np.arange(count) - (count - 1) / 2) / count
-    return np.where(distance < rng.uniform(0.05, 0.45), h, other)
-
-
-def _add_to_pool(pool: list[tuple[float, Heights]], value: float, h: Heights) -> list[tuple[float, Heights]]:
-    """Return the pool with a new member; members that nearly equal a better member are removed."""
-    distinct = list[tuple[float, Heights]]()
-    for member in sorted([*pool, (value, h)], key=lambda item: item[0]):
-        if all(float(np.abs(member[1] - other).mean()) > _MIN_DISTANCE for _, other in distinct):
-            distinct.append(member)
-    return distinct[:_POOL_SIZE]
 
 
 def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
