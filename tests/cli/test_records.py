@@ -57,9 +57,8 @@ def test_best_constructions_are_listed_with_bounds_and_pictures(rlkit: Callable[
     assert "packing 1: the sum of the radii = 2.63586275641, 26x3 values" in result.stdout
     assert "empty: no records: no construction improves on the initial ones" in result.stdout
     compared = next(line for line in result.stdout.splitlines() if line.startswith("erdos, for comparison"))
-    assert (
-        "the best published 0.3808567743668 (MILO, 2026-08-31); a scripted search without a model reaches" in compared
-    )
+    assert "the best published 0.3808567743436422 (rlkit, from MILO's construction, 2026-11-27); " in compared
+    assert "; a scripted search without a model reaches" in compared
     pictures = sorted(run.glob("artefacts/*/*.png"))
     assert len(pictures) == 3
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)

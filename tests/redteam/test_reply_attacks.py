@@ -31,7 +31,7 @@ BUILT_IN = {
     "math-hash": ("math", f"path={GSM8K}", "gold=hash"),
     **{
         name: ("discovery", f"problem={name}", "program_timeout_s=5", "workers=2")
-        for name in ("erdos", "autocorrelation_1", "autocorrelation_2", "circle_packing")
+        for name in ("erdos", "autocorrelation_1", "autocorrelation_2", "circle_packing", "kissing", "no_isosceles")
     },
     "openreward": ("openreward", f"server={SERVER!r}", "max_turns=2"),
 }

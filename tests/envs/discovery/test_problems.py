@@ -18,13 +18,35 @@ from rlkit.envs.discovery.problem import (
     load_published,
     load_published_with_program,
 )
-from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolve
+from rlkit.envs.discovery.problems.autocorrelation import (
+    FirstAutocorrelation,
+    SecondAutocorrelation,
+    ThirdAbsoluteAutocorrelation,
+    ThirdAutocorrelation,
+    convolve,
+)
+from rlkit.envs.discovery.problems.autocorrelation_steps import Objective, compute_value
 from rlkit.envs.discovery.problems.erdos import Erdos, exact_c5, overlaps
+from rlkit.envs.discovery.problems.exact import convolve as convolve_exactly
 from rlkit.envs.discovery.problems.exact import correlate, format_decimals
 from rlkit.envs.discovery.problems.packing import CirclePacking
+from rlkit.envs.discovery.problems.subsets import Kissing, NoIsosceles
 from rlkit.errors import UsageError
 
-ALL: list[Problem] = [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(26), CirclePacking(5)]
+ALL: list[Problem] = [
+    Erdos(),
+    Erdos(n_points=600),
+    FirstAutocorrelation(),
+    SecondAutocorrelation(),
+    ThirdAutocorrelation(),
+    ThirdAbsoluteAutocorrelation(),
+    CirclePacking(26),
+    CirclePacking(5),
+    CirclePacking(21, region="rectangle"),
+    Kissing(11),
+    Kissing(2),
+    NoIsosceles(),
+]
 ERDOS = ["erdos_haugland_2016", "erdos_alphaevolve_2025", "erdos_ttt_discover_2026"]
 HEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda heights: sum(heights) > 1e-3)
 
@@ -37,7 +59,11 @@ HEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda heigh
         ("erdos_ttt_discover_2026", Erdos(), 0.380875323217719),
         ("ac1_alphaevolve_2025", FirstAutocorrelation(), 1.5052939684),
         ("ac2_alphaevolve_2025", SecondAutocorrelation(), 0.8962799442),
+        ("ac3_alphaevolve_2025", ThirdAutocorrelation(), 1.4556427954),
+        ("ac3_alphaevolve_2025", ThirdAbsoluteAutocorrelation(), 4.3340465244),
+        ("ac3_absolute_alphaevolve_2025", ThirdAbsoluteAutocorrelation(), 1.4687620697),
         ("circle_packing_26_alphaevolve_2025", CirclePacking(26), 2.6358627564),
+        ("circle_packing_rectangle_21_alphaevolve_2025", CirclePacking(21, "rectangle"), 2.3658321334),
     ],
 )
 def test_a_published_construction_has_the_published_value(name: str, problem: Problem, value: float) -> None:
@@ -121,12 +147,26 @@ def test_rounding_tolerance_gives_no_better_value(name: str, more: float, past: 
 ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12, 0.5, 1.0, 1 + 1e-12, 1e300, 1.7e308])
 
 
-@pytest.mark.parametrize("problem", [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(2)])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Erdos(),
+        FirstAutocorrelation(),
+        SecondAutocorrelation(),
+        ThirdAutocorrelation(),
+        ThirdAbsoluteAutocorrelation(),
+        CirclePacking(2),
+        CirclePacking(2, "rectangle"),
+        Kissing(3),
+        NoIsosceles(4),
+    ],
+)
 @pytest.mark.filterwarnings("error")
 @settings(max_examples=300)
 @given(numbers=st.lists(ODD | st.floats(), min_size=6, max_size=6))
 def test_any_numbers_give_a_finite_value_or_none(problem: Problem, numbers: list[float]) -> None:
-    shape = (2, 3) if isinstance(problem, CirclePacking) else (6,)
+    shape = (2, 3) if isinstance(problem, CirclePacking | Kissing) else (3, 2)
+    shape = shape if isinstance(problem, CirclePacking | Kissing | NoIsosceles) else (6,)
     try:
         verified = problem.verify(np.array(numbers).reshape(shape))
     except InvalidConstruction:
@@ -216,6 +256,151 @@ def test_an_autocorrelation_is_scale_invariant_and_rejects_negative_heights(prob
 def test_the_first_autocorrelation_of_a_constant_is_two_and_the_second_two_thirds() -> None:
     assert FirstAutocorrelation().verify(np.ones(40)).value == pytest.approx(2)
     assert SecondAutocorrelation().verify(np.ones(40)).value == pytest.approx(2 / 3)
+
+
+AUTOCORRELATIONS: list[tuple[Problem, Objective]] = [
+    (FirstAutocorrelation(), "first"),
+    (SecondAutocorrelation(), "second"),
+    (ThirdAutocorrelation(), "third"),
+    (ThirdAbsoluteAutocorrelation(), "third_absolute"),
+]
+
+
+@pytest.mark.parametrize(
+    ("problem", "objective"), AUTOCORRELATIONS, ids=[problem.name for problem, _ in AUTOCORRELATIONS]
+)
+@settings(max_examples=60, deadline=None)
+@given(
+    numbers=st.lists(st.floats(-1, 1) | st.sampled_from([5e-324, -0.0, 1e-300, 0.1]), min_size=2, max_size=40),
+    scale=st.sampled_from([1.0, 1e308, 2.0**-1000]),
+    times=st.sampled_from([1, 30]),
+)
+def test_the_value_of_an_autocorrelation_is_its_certificate_rounded(
+    problem: Problem, objective: Objective, numbers: list[float], scale: float, times: int
+) -> None:
+    signed = objective.startswith("third")
+    f = np.repeat(np.array(numbers) if signed else np.abs(numbers), times) * scale
+    try:
+        verified = problem.verify(f)
+    except InvalidConstruction as error:
+        assert f.any() == ("nearer to 0" in str(error))
+        if f.any():
+            f /= np.abs(f).max()
+            assert abs(f.sum()) <= 1.01e-6 * np.abs(f).sum()
+        return
+    h = verified.construction
+    proven = problem.certificate(h)
+    assert proven is not None
+    exact = Fraction(proven.exact)
+    assert float(exact) == verified.value
+    assert len(proven.exact) < 500
+    margin = Fraction(proven.bound) - exact
+    assert 0 <= (margin if problem.minimise else -margin) < Fraction(1, 10**10)
+    assert np.abs(h).max() == 1
+    assert h.sum() > 0
+    if h.sum() > 0.05 * np.abs(h).sum():  # otherwise floats cancel
+        assert compute_value(h, objective) == pytest.approx(verified.value, rel=1e-12)
+    again = problem.verify(h)
+    assert hash_construction(again.construction) == hash_construction(h)
+
+
+def test_the_certificate_of_a_published_autocorrelation_agrees_with_plain_sums() -> None:
+    problem = ThirdAutocorrelation()
+    f = problem.verify(load_published("ac3_alphaevolve_2025")).construction
+    heights = [Fraction(height) for height in f.tolist()]
+    count = len(heights)
+    corners = [
+        sum(heights[i] * heights[m - i] for i in range(max(0, m - count + 1), min(count, m + 1)))
+        for m in range(0, 2 * count - 1, 7)
+    ]
+    value = Fraction(problem.certificate(f).exact)
+    assert max(corners) * 2 * count <= value * sum(heights) ** 2
+    assert float(value) == pytest.approx(2 * count * np.convolve(f, f).max() / f.sum() ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("problem", [FirstAutocorrelation(), SecondAutocorrelation(), ThirdAutocorrelation()])
+def test_the_certificate_of_an_autocorrelation_is_about_the_exact_heights(problem: Problem) -> None:
+    exact = [Fraction((1 << 90) // 3, 1 << 90), Fraction(1), Fraction(1, 2)]
+    f = problem.verify(np.array(exact, np.float64)).construction
+    proven, rounded = problem.certificate(f, exact), problem.certificate(f)
+    assert proven is not None
+    assert rounded is not None
+    a, b, c = exact
+    corners = [a * a, 2 * a * b, b * b + 2 * a * c, 2 * b * c, c * c]
+    value = 6 * max(corners) / sum(exact) ** 2
+    if not problem.minimise:
+        y = [Fraction(0), *corners, Fraction(0)]
+        value = sum(p * p + p * q + q * q for p, q in pairwise(y)) / (3 * sum(corners) * max(corners))
+    assert Fraction(proven.exact) == value != Fraction(rounded.exact)
+
+
+def test_exact_heights_obey_the_rules_that_rounding_hides() -> None:
+    exact = [Fraction(-1, 1 << 1200), Fraction(1)]
+    f = FirstAutocorrelation().verify(np.array(exact, np.float64)).construction
+    with pytest.raises(InvalidConstruction, match="a height is below 0"):
+        FirstAutocorrelation().certificate(f, exact)
+
+
+def test_exact_circles_obey_the_rules_of_a_rectangle() -> None:
+    problem = CirclePacking(2, "rectangle")
+    third = Fraction((1 << 80) // 3, 1 << 80)
+    exact = [third, third, third, 3 * third, third, third]
+    circles = problem.verify(np.array(exact, np.float64).reshape(2, 3)).construction
+    proven = problem.certificate(circles, exact)
+    assert (Fraction(proven.exact), proven.normalisation) == (2 * third, "")
+    with pytest.raises(InvalidConstruction, match="leaves the rectangle"):
+        problem.certificate(circles, [third, third - Fraction(1, 1 << 30), *exact[2:]])
+
+
+def test_ten_thousand_heights_are_proven_within_seconds() -> None:
+    f = np.random.default_rng(0).uniform(-0.1, 1, 10_000)
+    verified = ThirdAutocorrelation().verify(f)
+    assert compute_value(verified.construction, "third") == pytest.approx(verified.value, rel=1e-12)
+
+
+def test_a_signed_function_needs_an_integral() -> None:
+    for problem in (ThirdAutocorrelation(), ThirdAbsoluteAutocorrelation()):
+        with pytest.raises(InvalidConstruction, match="the integral of f is nearer to 0 than 1e-6"):
+            problem.verify(np.array([1.0, -1.0, 1e-7]))
+        f = np.array([1.0, -1.0, 1e-5])
+        assert problem.verify(f).value == problem.verify(-f).value
+
+
+def test_the_absolute_value_stands_inside_or_outside_of_the_maximum() -> None:
+    f = np.array([-1.0, 3.0, -1.0])  # f*f = 1, −6, 11, −6, 1
+    assert ThirdAutocorrelation().verify(f).value == pytest.approx(66)
+    g = np.array([3.0, -2.0])  # f*f = 9, −12, 4
+    assert ThirdAutocorrelation().verify(g).value == pytest.approx(36)
+    assert ThirdAbsoluteAutocorrelation().verify(g).value == pytest.approx(48)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(*[st.integers(-(1 << 70), 1 << 70)] * 2), min_size=1, max_size=12))
+def test_exact_convolutions_of_signed_numbers_equal_their_sums(pairs: list[tuple[int, int]]) -> None:
+    a, b = map(list, zip(*pairs, strict=True))
+    count = len(a)
+    expected = [sum(a[i] * b[m - i] for i in range(count) if 0 <= m - i < count) for m in range(2 * count - 1)]
+    assert convolve_exactly(a, b) == expected
+    assert convolve_exactly(a, a) == convolve_exactly(a, a.copy())
+
+
+def test_circles_fit_a_rectangle_of_perimeter_four_and_no_larger() -> None:
+    problem = CirclePacking(2, region="rectangle")
+    third = 2.0**-10 * 341  # just below a third
+    circles = np.array([[third, third, third], [3 * third, third, third]])
+    assert problem.verify(circles).value == 2 * third
+    with pytest.raises(InvalidConstruction, match="leaves the rectangle"):
+        problem.verify(circles + np.array([[0, 0, 0], [0.01, 0, 0]]))
+    with pytest.raises(InvalidConstruction, match="leaves the rectangle"):
+        problem.verify(circles - np.array([[2.0**-30, 0, 0], [0, 0, 0]]))
+    with pytest.raises(InvalidConstruction, match="leaves the square"):
+        CirclePacking(2).verify(circles)
+
+
+@pytest.mark.parametrize("count", [500, 600, 1000])
+def test_a_search_can_start_from_many_pieces(count: int) -> None:
+    source = discovery(options={"n_points": count}, starts=1, reuse="none")
+    assert f"a construction of {count} values" in str(source.next().prompt()[0]["content"])
 
 
 def test_circles_may_touch_but_not_overlap_by_one_bit() -> None:

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from rlkit.envs.discovery import PROBLEMS, discovery
 from rlkit.envs.discovery.problem import Construction, Problem, load_published
-from rlkit.envs.discovery.problems import autocorrelation_steps, packing_steps
-from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
+from rlkit.envs.discovery.problems import autocorrelation_steps, packing_steps, subset_steps
+from rlkit.envs.discovery.problems.autocorrelation import (
+    FirstAutocorrelation,
+    SecondAutocorrelation,
+    ThirdAbsoluteAutocorrelation,
+    ThirdAutocorrelation,
+)
+from rlkit.envs.discovery.problems.autocorrelation_steps import Objective
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.problems.erdos_steps import (
     balance,
@@ -25,6 +31,7 @@ from rlkit.envs.discovery.problems.erdos_steps import (
     search,
 )
 from rlkit.envs.discovery.problems.packing import CirclePacking
+from rlkit.envs.discovery.problems.subsets import Kissing, NoIsosceles
 from rlkit.envs.discovery.scripted import PROGRAMS, make_reply
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
@@ -118,7 +125,12 @@ HELPERS: list[tuple[Problem, Callable[[Construction, float], Construction]]] = [
     (Erdos(), polish),
     (FirstAutocorrelation(), autocorrelation_steps.polish_first),
     (SecondAutocorrelation(), autocorrelation_steps.polish_second),
-    (CirclePacking(4), packing_steps.polish),
+    (ThirdAutocorrelation(), autocorrelation_steps.polish_third),
+    (ThirdAbsoluteAutocorrelation(), autocorrelation_steps.polish_third_absolute),
+    (CirclePacking(4), packing_steps.polish_square),
+    (CirclePacking(4, region="rectangle"), packing_steps.polish_rectangle),
+    (Kissing(8), subset_steps.polish_kissing),
+    (NoIsosceles(), subset_steps.polish_isosceles),
 ]
 
 
@@ -148,13 +160,13 @@ def test_polish_rescales_heights_like_the_verifier() -> None:
 
 def test_coinciding_and_outlying_circles_are_separated() -> None:
     for circles in (np.full((6, 3), 0.5), np.full((6, 3), 9.0), np.zeros((6, 3))):
-        packing = CirclePacking(6).verify(packing_steps.polish(circles, 0.5))
+        packing = CirclePacking(6).verify(packing_steps.polish_square(circles, 0.5))
         assert packing.value > 1.0
 
 
 def test_a_packing_of_two_is_optimal() -> None:
     start = CirclePacking(2).start(np.random.default_rng(0))
-    assert CirclePacking(2).verify(packing_steps.polish(start, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
+    assert CirclePacking(2).verify(packing_steps.polish_square(start, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
 
 
 def test_a_search_for_packings_reports_each_improvement() -> None:
@@ -174,12 +186,13 @@ def test_local_search_improves_the_published_second_autocorrelation() -> None:
     assert better.value > 0.8964 > problem.verify(published).value
 
 
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("count", [6, 240])
-def test_descents_follow_the_gradient_of_the_value(norms: bool, count: int) -> None:
+@pytest.mark.parametrize("objective", ["first", "second", "third", "third_absolute"])
+@pytest.mark.parametrize("count", [6, 240, 700])
+def test_descents_follow_the_gradient_of_the_value(objective: Objective, count: int) -> None:
     f = np.random.default_rng(count).uniform(0.5, 1, count)
-    descended = autocorrelation_steps.descend(f, iterations=30, norms=norms)
-    assert autocorrelation_steps.loss(descended, norms=norms) < autocorrelation_steps.loss(f, norms=norms) - 0.01
+    descended = autocorrelation_steps.descend(f, iterations=30, objective=objective)
+    before, after = (autocorrelation_steps.loss(heights, objective=objective) for heights in (f, descended))
+    assert after < before - 0.01
 
 
 def test_a_search_for_autocorrelations_reports_each_improvement() -> None:
@@ -187,12 +200,34 @@ def test_a_search_for_autocorrelations_reports_each_improvement() -> None:
     autocorrelation_steps.search(
         0,
         1.0,
-        norms=True,
+        objective="second",
         start=20,
-        on_best=lambda seconds, f: improvements.append(autocorrelation_steps.second_value(f)),
+        on_best=lambda seconds, f: improvements.append(autocorrelation_steps.compute_value(f, "second")),
     )
     assert improvements == sorted(improvements)
     assert improvements[-1] > 0.85
+
+
+@pytest.mark.parametrize("objective", ["third", "third_absolute"])
+def test_a_search_of_signed_functions_is_better_than_unsigned_ones(objective: Objective) -> None:
+    f = autocorrelation_steps.search(0, 4.0, objective=objective, start=30)
+    assert f.min() < 0
+    assert autocorrelation_steps.compute_value(f, objective) < 1.5
+
+
+@pytest.mark.parametrize("objective", ["third", "third_absolute"])
+def test_linear_programs_improve_a_published_signed_function(objective: Objective) -> None:
+    name = "ac3_alphaevolve_2025" if objective == "third" else "ac3_absolute_alphaevolve_2025"
+    f = load_published(name)
+    better = autocorrelation_steps.linear_programs(f, end_s=time.process_time() + 1.0, objective=objective)
+    published, polished = (autocorrelation_steps.compute_value(heights, objective) for heights in (f, better))
+    assert polished < published
+
+
+def test_two_circles_fill_a_rectangle() -> None:
+    problem = CirclePacking(2, region="rectangle")
+    start = problem.start(np.random.default_rng(0))
+    assert problem.verify(packing_steps.polish_rectangle(start, 3.0)).value == pytest.approx(2 / 3, abs=1e-6)
 
 
 def test_all_zero_heights_cannot_be_improved() -> None:

@@ -25,7 +25,11 @@ PROBLEMS = {
     "erdos": "rlkit.envs.discovery.problems.erdos:Erdos",
     "autocorrelation_1": "rlkit.envs.discovery.problems.autocorrelation:FirstAutocorrelation",
     "autocorrelation_2": "rlkit.envs.discovery.problems.autocorrelation:SecondAutocorrelation",
+    "autocorrelation_3": "rlkit.envs.discovery.problems.autocorrelation:ThirdAutocorrelation",
+    "autocorrelation_3_absolute": "rlkit.envs.discovery.problems.autocorrelation:ThirdAbsoluteAutocorrelation",
     "circle_packing": "rlkit.envs.discovery.problems.packing:CirclePacking",
+    "kissing": "rlkit.envs.discovery.problems.subsets:Kissing",
+    "no_isosceles": "rlkit.envs.discovery.problems.subsets:NoIsosceles",
 }
 """Import paths of the built-in problems by name."""
 
@@ -69,7 +73,7 @@ def discovery(
 
     Args:
         problem: name of a problem, or `package.module:Class` or `file.py:Class` for your own; in Python, an object.
-        options: options of the problem, such as `n_points` or `circles`.
+        options: options of the problem, such as `n_points`, `circles` or `dimension`.
         start: `random`; the name of a published construction; a JSON file with `values` and optionally the `program`
             that made them; or, for `erdos`, `flat`: h = 1/2 with `n_points` pieces.
         starts: number of random initial constructions; by default 8 with `puct`, otherwise 1.

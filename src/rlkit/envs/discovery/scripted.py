@@ -27,19 +27,32 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
         ),
         "linear programs": _program("erdos_steps", "polish(initial_h_values, 0.8 * budget_s)"),
         "basin hopping": _program("erdos_steps", "search(seed, 0.8 * budget_s)"),
-        "upsampling": _program("erdos_steps", "polish(initial_h_values.repeat(2), 0.8 * budget_s)"),
+        "upsampling": _program(
+            "erdos_steps", "polish(initial_h_values.repeat(1 + (len(initial_h_values) <= 500)), 0.8 * budget_s)"
+        ),
     },
-    "autocorrelation_1": {
-        "multistart": _program("autocorrelation_steps", "search(seed, 0.8 * budget_s, norms=False)"),
-        "linear programs": _program("autocorrelation_steps", "polish(initial_f_values, 0.8 * budget_s)"),
-    },
-    "autocorrelation_2": {
-        "multistart": _program("autocorrelation_steps", "search(seed, 0.8 * budget_s, norms=True)"),
-        "linear programs": _program("autocorrelation_steps", "polish(initial_f_values, 0.8 * budget_s)"),
+    **{
+        f"autocorrelation_{suffix}": {
+            "multistart": _program("autocorrelation_steps", f"search(seed, 0.8 * budget_s, objective={objective!r})"),
+            "linear programs": _program("autocorrelation_steps", "polish(initial_f_values, 0.8 * budget_s)"),
+        }
+        for suffix, objective in {"1": "first", "2": "second", "3": "third", "3_absolute": "third_absolute"}.items()
     },
     "circle_packing": {
         "basin hopping": _program("packing_steps", "search(seed, 0.8 * budget_s, count=len(initial_circles))"),
         "linear programs": _program("packing_steps", "polish(initial_circles, 0.8 * budget_s)"),
+    },
+    "kissing": {
+        "signed patterns": _program(
+            "subset_steps", "search_kissing(seed, 0.8 * budget_s, dimension=initial_vectors.shape[1])"
+        ),
+        "tabu search": _program("subset_steps", "polish(initial_vectors, 0.8 * budget_s)"),
+    },
+    "no_isosceles": {
+        "multistart": _program(
+            "subset_steps", "search_isosceles(seed, 0.8 * budget_s, size=int(initial_cells.max()) + 1)"
+        ),
+        "tabu search": _program("subset_steps", "polish(initial_cells, 0.8 * budget_s)"),
     },
 }
 """Programs by problem and name; those that call `polish` start from the parent, the others at random."""

@@ -1,22 +1,25 @@
-"""First and second autocorrelation inequality.
+"""First, second and third autocorrelation inequality.
 
-Both concern functions f ≥ 0 on an interval and their autoconvolution f*f. For a step function with n equal pieces, f*f
-is piecewise linear, and the discrete convolution of the heights gives its corners, so its norms are finite sums. The
-values do not depend on the scale of f. Sources: Matolcsi and Vinuesa 2010 (arXiv:0907.1379); problems B.1 and B.2 of
-AlphaEvolve 2025.
+They concern functions f on an interval and their autoconvolution f*f; f ≥ 0 in the first and the second. For a step
+function with n equal pieces, f*f is piecewise linear, and the discrete convolution of the heights gives its corners, so
+its norms are finite sums. The values do not depend on the scale of f. Sources: Matolcsi and Vinuesa 2010
+(arXiv:0907.1379); problems B.1 to B.3 of AlphaEvolve 2025.
 
-Invariant: a value depends only on the heights.
+Invariant: the value of a verified construction is the value that its certificate proves, rounded to float64.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from rlkit.envs.discovery.problem import (
+    Certificate,
     Construction,
     InvalidConstruction,
     PieceCount,
@@ -24,16 +27,28 @@ from rlkit.envs.discovery.problem import (
     VerifiedConstruction,
     check_vector,
 )
-from rlkit.envs.discovery.problems.autocorrelation_steps import convolve, first_value, second_value
+from rlkit.envs.discovery.problems.autocorrelation_steps import convolve
+from rlkit.envs.discovery.problems.exact import convolve as convolve_exactly
+from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_GRID = 2.0**60
+"""Heights, scaled to a maximum of 1, are rounded to multiples of 2^-60, which bounds the length of exact numbers."""
+_MIN_SUM_SHARE = 10**6
+"""Maximum sum of magnitudes per magnitude of the sum; a sum nearer to 0 is more a result of rounding than of f."""
+_PLACES = 10
+_THIRD = (
+    "The third autocorrelation inequality asks for a step function f on [-1/4, 1/4], which may be negative, for which "
+    "the maximum of {} over all shifts, divided by the square of its integral, is as small as possible."
+)
+
 
 @dataclass(frozen=True)
 class _Autocorrelation(Problem):
-    """Base class of both inequalities.
+    """Base class of the inequalities.
 
     Args:
         n_points: number of pieces of random initial step functions.
@@ -50,8 +65,10 @@ class _Autocorrelation(Problem):
     """First paragraph of the statement."""
     formula: ClassVar[str]
     """Formula of the value, for the statement."""
-    compute_value: ClassVar[Callable[[Construction], float]]
-    """Function that computes the value of heights."""
+    signed: ClassVar[bool] = False
+    """True if heights may be negative."""
+    absolute: ClassVar[bool] = False
+    """True for the maximum of |f*f|."""
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
 
@@ -59,16 +76,32 @@ class _Autocorrelation(Problem):
         if self.n_points > self.max_points:
             raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
+    def evaluate(self, heights: Sequence[int]) -> Fraction:
+        """Return the value of heights, scaled to integers, in exact arithmetic."""
+        corners = convolve_exactly(heights, heights)
+        peak = max(map(abs, corners)) if self.absolute else max(corners)
+        return Fraction(2 * len(heights) * peak, sum(heights) ** 2)
+
     def statement(self) -> str:
+        rule = "with a sum that is not nearly 0" if self.signed else "none is below 0, and not all are 0"
         return (
             f"{self.question}\n\nA construction is the heights of n pieces of equal width, with any n from 2 to "
-            f"{self.max_points}. Each height is a finite number, none is below 0, and not all are 0. The scale of f "
-            f"makes no difference. With c = np.convolve(f, f), the verifier computes\n\n{self.formula}"
+            f"{self.max_points}. Each height is a finite number, {rule}. The scale of f makes "
+            f"no difference. With c = np.convolve(f, f), the verifier computes\n\n{self.formula}"
         )
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Return independent heights between 0.5 and 1.5."""
         return rng.uniform(0.5, 1.5, self.n_points)
+
+    def certificate(self, construction: Construction, exact: Sequence[Fraction] | None = None) -> Certificate:
+        """Return the value as a fraction, with a bound that is rounded in the direction of worse values."""
+        heights, _ = to_integers(construction if exact is None else exact)
+        self._check_heights(heights)
+        value = self.evaluate(heights)
+        bound = format_decimals(value, places=_PLACES, up=self.minimise)
+        claim = f"{self.symbol} {'<=' if self.minimise else '>='} {bound}, proven exactly for the step function"
+        return Certificate(f"{claim} of these {len(heights)} heights", bound, f"{value.numerator}/{value.denominator}")
 
     def draw(self, figure: Figure, construction: Construction) -> None:
         """Draw the step function, and below it its autoconvolution."""
@@ -76,23 +109,29 @@ class _Autocorrelation(Problem):
         edges = np.linspace(-0.25, 0.25, len(construction) + 1)
         steps.stairs(construction, edges, fill=True, alpha=0.35, color="C0")
         steps.set(xlabel="x", ylabel="f(x)", xlim=(-0.25, 0.25))
-        autoconvolution = convolve(construction)
-        curve.plot(
-            np.linspace(-0.5, 0.5, len(autoconvolution) + 2),
-            np.pad(autoconvolution, 1) / autoconvolution.max(),
-            color="C1",
-        )
-        curve.set(xlabel="x", ylabel="(f*f)(x) / max", xlim=(-0.5, 0.5), ylim=(0, 1.1))
+        autoconvolution = np.pad(convolve(construction), 1)
+        autoconvolution /= np.abs(autoconvolution).max()
+        curve.plot(np.linspace(-0.5, 0.5, len(autoconvolution)), autoconvolution, color="C1")
+        curve.set(xlabel="x", ylabel="(f*f)(x) / max", xlim=(-0.5, 0.5), ylim=(1.1 * autoconvolution.min(), 1.1))
 
     def verify(self, construction: Construction) -> VerifiedConstruction:
-        """Return the heights, scaled to a maximum of 1, and their value."""
+        """Return the heights, scaled to a maximum of 1 and to a positive integral, and their value."""
         f = check_vector(construction, min_length=2, max_length=self.max_points)
-        if f.min() < 0:
+        if f.min() < 0 and not self.signed:
             raise InvalidConstruction(f"a height is {f.min():.9g}; heights must be at least 0")
-        if f.max() <= 0:
+        top = float(np.abs(f).max())
+        if top == 0:
             raise InvalidConstruction("all heights are 0")
-        f /= f.max()
-        return VerifiedConstruction(f, self.compute_value(f))
+        f = np.round(f / top * _GRID) / _GRID
+        heights, _ = to_integers(f)
+        self._check_heights(heights)
+        return VerifiedConstruction(f if sum(heights) > 0 else 0 - f, float(self.evaluate(heights)))
+
+    def _check_heights(self, heights: Sequence[int]) -> None:
+        if not self.signed and min(heights) < 0:
+            raise InvalidConstruction("a height is below 0")
+        if abs(sum(heights)) * _MIN_SUM_SHARE < sum(map(abs, heights)):
+            raise InvalidConstruction("the integral of f is nearer to 0 than 1e-6 times the integral of |f|")
 
 
 @dataclass(frozen=True)
@@ -104,7 +143,6 @@ class FirstAutocorrelation(_Autocorrelation):
     symbol = "C1"
     scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_first"
-    compute_value = staticmethod(first_value)
 
     question = (
         "The first autocorrelation inequality asks for a step function f >= 0 on [-1/4, 1/4] for which the maximum of "
@@ -122,7 +160,6 @@ class SecondAutocorrelation(_Autocorrelation):
     symbol = "C2"
     scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_second"
-    compute_value = staticmethod(second_value)
 
     question = (
         "The second autocorrelation inequality asks for a step function f >= 0 for which the ratio of norms of its "
@@ -133,3 +170,40 @@ class SecondAutocorrelation(_Autocorrelation):
         "    C2 = np.sum(y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2) / 3 / (np.sum(c) * np.max(c))\n\n"
         "which is exact, since f*f is linear between its corners."
     )
+
+    def evaluate(self, heights: Sequence[int]) -> Fraction:  # noqa: D102  inherited
+        corners = convolve_exactly(heights, heights)
+        square = sum(a * a + a * b + b * b for a, b in pairwise([0, *corners, 0]))
+        return Fraction(square, 3 * sum(corners) * max(corners))
+
+
+@dataclass(frozen=True)
+class ThirdAutocorrelation(_Autocorrelation):
+    """|max f*f| ≥ C₃ (∫f)² for all signed f on [−¼, ¼]: the definition of AlphaEvolve (B.3), EinsteinArena and MILO.
+
+    The absolute value outside of the maximum has no effect: ∫ f*f = (∫f)², so the maximum is above 0.
+    """
+
+    name = "autocorrelation_3"
+    minimise = True
+    symbol = "C3"
+    signed = True
+    scripted = ((5, 1.4771), (11, 1.4715), (20, 1.4700))
+    polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_third"
+
+    question = _THIRD.format("its autoconvolution f*f, however negative f*f is elsewhere,")
+    formula = "    C3 = 2 * n * np.max(c) / np.sum(f) ** 2"
+
+
+@dataclass(frozen=True)
+class ThirdAbsoluteAutocorrelation(ThirdAutocorrelation):
+    """max |f*f| ≥ C₃′ (∫f)² for all signed f on [−¼, ¼]: the definition of Matolcsi and Vinuesa (AlphaEvolve, B.3′)."""
+
+    name = "autocorrelation_3_absolute"
+    symbol = "C3'"
+    absolute = True
+    scripted = ((5, 1.4765), (11, 1.4718), (15, 1.4704))
+    polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_third_absolute"
+
+    question = _THIRD.format("|f*f|, the absolute value of its autoconvolution,")
+    formula = "    C3' = 2 * n * np.max(np.abs(c)) / np.sum(f) ** 2"

@@ -1,4 +1,4 @@
-"""Values of the two autocorrelation inequalities, and local search for them, with NumPy and SciPy only.
+"""Values of the autocorrelation inequalities, and local search for them, with NumPy and SciPy only.
 
 The search is a run's baseline, and a helper that programs can call. The module does not import rlkit, so that programs
 can load it.
@@ -11,15 +11,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 type Heights = NDArray[np.float64]
+type Objective = Literal["first", "second", "third", "third_absolute"]
+"""Inequality whose value a search improves; heights may be negative in the last two, which differ in f*f and |f*f|."""
 
 _MAX_LINEAR_PROGRAM_PIECES = 600
 """Maximum pieces for linear programs; more pieces need too much time and memory."""
+_SIGNED: tuple[Objective, ...] = ("third", "third_absolute")
 _FIRST_RADIUS = 0.05
 _MIN_RADIUS = 1e-8
 _MIN_GAIN = 1e-12
@@ -27,114 +31,116 @@ _FFT_FROM = 600
 _ROUND_ITERATIONS = 300
 
 
-def first_value(f: Heights) -> float:
-    """Return 2n · max f*f / (∫f)² of [n] heights; smaller is better."""
-    return float(2 * len(f) * convolve(f).max() / f.sum() ** 2)
-
-
-def second_value(f: Heights) -> float:
-    """Return ‖f*f‖₂² / (‖f*f‖₁ ‖f*f‖_∞) of [n] heights; larger is better."""
+def compute_value(f: Heights, objective: Objective) -> float:
+    """Return the value of [n] heights: for the second inequality larger is better, otherwise smaller."""
     corners = convolve(f)
-    return _integrate_square(corners) / float(corners.sum() * corners.max())
+    if objective == "second":
+        return _integrate_square(corners) / float(corners.sum() * corners.max())
+    return float(2 * len(f) * _peak(corners, objective) / f.sum() ** 2)
 
 
 def convolve(f: Heights) -> Heights:
-    """Return the [2n − 1] convolution of [n] heights ≥ 0 with themselves."""
+    """Return the [2n − 1] convolution of [n] heights with themselves."""
     count = len(f)
     if count < _FFT_FROM:
         return np.convolve(f, f)
     size = 1 << (2 * count - 2).bit_length()
     spectrum = np.fft.rfft(f, size)
-    return np.maximum(np.fft.irfft(spectrum * spectrum, size)[: 2 * count - 1], 0)
+    corners = np.fft.irfft(spectrum * spectrum, size)[: 2 * count - 1]
+    return corners if f.min() < 0 else np.maximum(corners, 0)
 
 
-def polish_first(construction: Heights, seconds: float) -> Heights:
-    """Search locally for a smaller value of the first inequality.
+def _polish(construction: Heights, seconds: float, objective: Objective) -> Heights:
+    """Search locally for a better value.
 
     Args:
-        construction: [n] heights; negative heights are set to 0.
+        construction: [n] heights; negative heights are set to 0 if the inequality does not permit them.
         seconds: processor time after which no new step starts.
 
     Raises:
         ValueError: no height is above 0.
     """
-    return _polish(construction, seconds, norms=False)
-
-
-def polish_second(construction: Heights, seconds: float) -> Heights:
-    """Search locally for a larger value of the second inequality, like `polish_first`."""
-    return _polish(construction, seconds, norms=True)
-
-
-def _polish(construction: Heights, seconds: float, *, norms: bool) -> Heights:
     end_s = time.process_time() + seconds
-    f = np.maximum(np.asarray(construction, np.float64), 0)
-    if not f.max() > 0:
+    f = np.maximum(construction, -np.inf if objective in _SIGNED else 0.0)
+    if not np.abs(f).max() > 0:
         raise ValueError("no height is above 0")
-    f = f / f.max()
+    f = _rescale(f)
     if len(f) <= _MAX_LINEAR_PROGRAM_PIECES:
-        return linear_programs(f, end_s=end_s, norms=norms)
+        return linear_programs(f, end_s=end_s, objective=objective)
     rate = 0.003
     while time.process_time() < end_s and rate > 1e-6:
-        improved = descend(f, iterations=_ROUND_ITERATIONS, norms=norms, rate=rate, first_power=4.0, end_s=end_s)
-        rate = rate if loss(improved, norms=norms) < loss(f, norms=norms) - _MIN_GAIN else rate / 4
+        improved = descend(
+            f, iterations=_ROUND_ITERATIONS, objective=objective, rate=rate, first_power=4.0, end_s=end_s
+        )
+        rate = rate if loss(improved, objective=objective) < loss(f, objective=objective) - _MIN_GAIN else rate / 4
         f = improved
     return f
 
 
-def loss(f: Heights, *, norms: bool) -> float:
-    """Return the log of the first value or, with `norms`, of the inverse second value; smaller is better."""
-    return -math.log(second_value(f)) if norms else math.log(first_value(f))
+polish_first = partial(_polish, objective="first")
+polish_second = partial(_polish, objective="second")
+polish_third = partial(_polish, objective="third")
+polish_third_absolute = partial(_polish, objective="third_absolute")
+
+
+def loss(f: Heights, *, objective: Objective) -> float:
+    """Return the log of the value, with the sign for which smaller is better."""
+    return (-1 if objective == "second" else 1) * math.log(compute_value(f, objective))
 
 
 def descend(
     f: Heights,
     *,
     iterations: int,
-    norms: bool,
+    objective: Objective,
     rate: float = 0.02,
     first_power: float = 2.0,
     end_s: float = float("inf"),
 ) -> Heights:
-    """Minimise `loss` with Adam and decreasing smoothing of the maximum; heights are squares, so they are ≥ 0."""
-    root = np.sqrt(f / f.max())
-    best, best_loss = f, loss(f, norms=norms)
+    """Minimise `loss` with Adam and decreasing smoothing of the maximum; unsigned heights are squares of variables."""
+    is_signed = objective in _SIGNED
+    root = _rescale(f) if is_signed else np.sqrt(f / f.max())
+    best, best_loss = f, loss(f, objective=objective)
     mean, spread = np.zeros(len(f)), np.zeros(len(f))
     for step in range(1, iterations + 1):
         if time.process_time() >= end_s:
             break
         share = step / iterations
-        heights = root * root
+        heights = root if is_signed else root * root
         corners = convolve(heights)
-        sharp = np.exp((corners / corners.max() - 1) * 10 ** (first_power + (5.0 - first_power) * share))
+        sharpness = 10 ** (first_power + (5.0 - first_power) * share)
+        relative = corners / _peak(corners, objective)
+        sharp = np.exp((relative - 1) * sharpness)
+        if objective == "third_absolute":
+            sharp -= np.exp((-relative - 1) * sharpness)
         slope = 2 * _correlate_back(sharp / float(sharp @ corners), heights)
-        slope += (2 if norms else -2) / float(heights.sum())
-        if norms:
+        slope += (2 if objective == "second" else -2) / float(heights.sum())
+        if objective == "second":
             slope -= 2 * _square_slope(corners, heights)
-        gradient = slope * 2 * root
+        gradient = slope if is_signed else slope * 2 * root
         mean = 0.9 * mean + 0.1 * gradient
         spread = 0.99 * spread + 0.01 * gradient * gradient
         step_size = rate * (1 - 0.95 * share)
         root = root - step_size * (mean / (1 - 0.9**step)) / (np.sqrt(spread / (1 - 0.99**step)) + 1e-12)
-        candidate = root * root
-        if (value := loss(candidate, norms=norms)) < best_loss:
+        candidate = root if is_signed else root * root
+        if (value := loss(candidate, objective=objective)) < best_loss:
             best, best_loss = candidate, value
-    return best / best.max()
+    return _rescale(best)
 
 
-def linear_programs(f: Heights, *, end_s: float, norms: bool, radius: float = _FIRST_RADIUS) -> Heights:
+def linear_programs(f: Heights, *, end_s: float, objective: Objective, radius: float = _FIRST_RADIUS) -> Heights:
     """Solve a sequence of linear programs until there is no gain, or the process reaches the processor time `end_s`.
 
     Each linear program uses f*f to first order within a trust region.
     """
-    f = f / f.max()
-    value = loss(f, norms=norms)
+    f = _rescale(f)
+    value = loss(f, objective=objective)
     while time.process_time() < end_s and radius > _MIN_RADIUS:
-        step = _solve_linear_program(f, radius, norms=norms)
-        candidate = f if step is None else np.maximum(f + step, 0)
-        gain = value - loss(candidate, norms=norms)
+        step = _solve_linear_program(f, radius, objective=objective)
+        candidate = f if step is None else np.maximum(f + step, -np.inf if objective in _SIGNED else 0.0)
+        gain = value - loss(candidate, objective=objective)
         if gain > _MIN_GAIN:
-            f, value = candidate / candidate.max(), value - gain
+            f, value = _rescale(candidate), value - gain
             radius = min(2 * radius, 0.2)
         else:
             radius /= 4
@@ -145,7 +151,7 @@ def search(
     seed: int,
     seconds: float,
     *,
-    norms: bool,
+    objective: Objective,
     start: int = 50,
     on_best: Callable[[float, Heights], None] = lambda seconds, heights: None,
 ) -> Heights:
@@ -153,7 +159,6 @@ def search(
 
     Args:
         seconds: processor time.
-        norms: search for the second inequality instead of the first.
         start: initial number of pieces.
         on_best: called with the elapsed seconds and each new best function.
     """
@@ -164,21 +169,29 @@ def search(
 
     def keep_if_better(f: Heights) -> bool:
         nonlocal best
-        if loss(f, norms=norms) >= loss(best, norms=norms) - _MIN_GAIN:
+        if loss(f, objective=objective) >= loss(best, objective=objective) - _MIN_GAIN:
             return False
         best = f
         on_best(time.process_time() - began_s, f)
         return True
 
     while time.process_time() < began_s + seconds / 3:
-        f = descend(rng.uniform(0.01, 1, start) ** 2, iterations=1500, norms=norms, end_s=end_s)
-        keep_if_better(linear_programs(f, end_s=min(end_s, time.process_time() + seconds / 30), norms=norms))
+        f = descend(rng.uniform(0.01, 1, start) ** 2, iterations=1500, objective=objective, end_s=end_s)
+        keep_if_better(linear_programs(f, end_s=min(end_s, time.process_time() + seconds / 30), objective=objective))
     while time.process_time() < end_s:
         fine = np.repeat(best, 2) if 2 * len(best) <= _MAX_LINEAR_PROGRAM_PIECES else best
         noise = 1 + rng.normal(0, 0.02, len(fine))
-        f = descend(fine * np.maximum(noise, 0), iterations=1000, norms=norms, rate=0.01, end_s=end_s)
-        keep_if_better(linear_programs(f, end_s=min(end_s, time.process_time() + seconds / 6), norms=norms))
+        f = descend(fine * np.maximum(noise, 0), iterations=1000, objective=objective, rate=0.01, end_s=end_s)
+        keep_if_better(linear_programs(f, end_s=min(end_s, time.process_time() + seconds / 6), objective=objective))
     return best
+
+
+def _rescale(f: Heights) -> Heights:
+    return f / np.abs(f).max()
+
+
+def _peak(corners: Heights, objective: Objective) -> float:
+    return float((np.abs(corners) if objective == "third_absolute" else corners).max())
 
 
 def _correlate_back(weights: Heights, f: Heights) -> Heights:
@@ -202,26 +215,30 @@ def _square_slope(corners: Heights, f: Heights) -> Heights:
     return _correlate_back((4 * corners + y[:-2] + y[2:]) / 3 / _integrate_square(corners), f)
 
 
-def _solve_linear_program(f: Heights, radius: float, *, norms: bool) -> Heights | None:
+def _solve_linear_program(f: Heights, radius: float, *, objective: Objective) -> Heights | None:
     """Return the best step to first order within the radius; None if the solver fails."""
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
 
     count = len(f)
     corners = convolve(f)
-    top = float(corners.max())
-    near = corners > top - 4 * radius * float(f.sum())  # other corners cannot become the maximum within the radius
-    rows = np.flatnonzero(near)
+    top = _peak(corners, objective)
+    # A row of the program bounds f*f at a corner or, for an absolute value, −f*f. Other corners cannot become the
+    # maximum within the radius.
+    signs = np.array([[1.0], [-1.0]] if objective == "third_absolute" else [[1.0]])
+    sides, rows = np.nonzero(signs * corners > top - 4 * radius * float(np.abs(f).sum()))
+    signs = signs[sides]
     offset = rows[:, None] - np.arange(count)[None]
-    slopes = np.where((offset >= 0) & (offset < count), 2 * f[np.clip(offset, 0, count - 1)], 0.0)
-    pull = 2 * _square_slope(corners, f) * top if norms else np.zeros(count)
+    slopes = signs * np.where((offset >= 0) & (offset < count), 2 * f[np.clip(offset, 0, count - 1)], 0.0)
+    pull = 2 * _square_slope(corners, f) * top if objective == "second" else np.zeros(count)
+    low = np.full(count, -1.0) if objective in _SIGNED else np.maximum(-1, -f / radius)
     # Scaled by the radius; otherwise the solver's tolerances would be as large as the step.
     solution = linprog(
         np.append(-pull, 1.0),
         A_ub=np.column_stack([slopes, -np.ones(len(rows))]),
-        b_ub=(top - corners[near]) / radius,
+        b_ub=(top - signs[:, 0] * corners[rows]) / radius,
         A_eq=np.append(np.ones(count), 0.0)[None],
         b_eq=[0.0],
-        bounds=np.column_stack([np.append(np.maximum(-1, -f / radius), -np.inf), np.append(np.ones(count), np.inf)]),
+        bounds=np.column_stack([np.append(low, -np.inf), np.append(np.ones(count), np.inf)]),
         method="highs-ds" if count < 150 else "highs-ipm",
     )
     return cast("Heights", solution.x)[:count] * radius if solution.status == 0 else None

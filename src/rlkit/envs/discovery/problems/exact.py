@@ -26,20 +26,29 @@ def to_integers(values: NDArray[np.float64] | Sequence[Fraction]) -> tuple[list[
 
 
 def correlate(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return Σ_i a[i + m] · b[i] of two sequences of n integers ≥ 0, for shifts m from −(n−1) to n−1.
+    """Return Σ_i a[i + m] · b[i] of two sequences of n integers, for shifts m from −(n−1) to n−1."""
+    return convolve(a, b[::-1])
+
+
+def convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
+    """Return Σ_i a[i] · b[m − i] of two sequences of n integers, for m from 0 to 2n−2.
 
     Kronecker substitution (1882): pack each sequence into one integer with enough bits per sum, then multiply.
     """
     count = len(a)
-    width = max(a).bit_length() + max(b).bit_length() + count.bit_length() + 1
+    width = max(map(abs, a)).bit_length() + max(map(abs, b)).bit_length() + count.bit_length() + 1
     room = -(-width // 8)
-    product = _pack(a, room) * _pack(list(reversed(b)), room)
-    raw = product.to_bytes(room * (2 * count), "little")
-    return [int.from_bytes(raw[place * room : (place + 1) * room], "little") for place in range(2 * count - 1)]
+    packed = _pack(a, room)
+    half = 1 << (8 * room - 1)  # added to each sum, so that none is negative
+    product = packed * (packed if b is a else _pack(b, room)) + _pack([half] * (2 * count - 1), room)
+    raw = product.to_bytes(room * (2 * count - 1), "little")
+    return [int.from_bytes(raw[at : at + room], "little") - half for at in range(0, len(raw), room)]
 
 
 def _pack(values: Sequence[int], room: int) -> int:
-    return int.from_bytes(b"".join(value.to_bytes(room, "little") for value in values), "little")
+    parts = ((max(sign * value, 0).to_bytes(room, "little") for value in values) for sign in (1, -1))
+    positive, negative = (int.from_bytes(b"".join(part), "little") for part in parts)
+    return positive - negative
 
 
 def format_decimals(value: Fraction, *, places: int, up: bool) -> str:

@@ -1,6 +1,6 @@
-"""Packing of circles in the unit square with the largest sum of radii.
+"""Packing of circles in a square or a rectangle with the largest sum of radii.
 
-Invariant: in exact arithmetic without slack, no circles of a verified packing overlap, and all lie in the square.
+Invariant: in exact arithmetic without slack, no circles of a verified packing overlap, and all lie in the region.
 """
 
 from __future__ import annotations
@@ -15,50 +15,60 @@ from pydantic import Field
 
 from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem, VerifiedConstruction
 from rlkit.envs.discovery.problems.exact import format_decimals
+from rlkit.envs.discovery.problems.packing_steps import Region, find_box
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHRINK = 1e-12
-"""Reduction of each radius if rounding makes circles overlap or leave the square."""
+"""Reduction of each radius if rounding makes circles overlap or leave the region."""
 
 _CLOSE = 1e-9
 """Gap above which two circles need no exact arithmetic."""
 _PLACES = 10
-_SCRIPTED: Mapping[int, tuple[tuple[float, float], ...]] = {
-    26: ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
-    32: ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
+_REGIONS: Mapping[Region, str] = {
+    "square": "the unit square [0, 1] x [0, 1]",
+    "rectangle": "a rectangle [0, w] x [0, 2 - w] of perimeter 4, with any w",
 }
-"""Values of `packing_steps.search` by number of circles, the best of three seeds."""
+_SCRIPTED: Mapping[tuple[int, Region], tuple[tuple[float, float], ...]] = {
+    (26, "square"): ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
+    (32, "square"): ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
+    (21, "rectangle"): ((3.0, 2.3457), (10.0, 2.3595), (22.0, 2.365832)),
+}
+"""Values of `packing_steps.search` by number of circles and region, the best of several seeds."""
 
 
 @dataclass(frozen=True)
 class CirclePacking(Problem):
-    """Packing of n circles of any radii in the unit square.
+    """Packing of n circles of any radii in a region.
 
     Args:
-        circles: number of circles; the literature has 26 and 32.
+        circles: number of circles; the literature has 26 and 32 in the square, and 21 in the rectangle.
+        region: `square` of side 1, or `rectangle` of perimeter 4 with any sides.
     """
 
     circles: Annotated[int, Field(ge=1)] = 26
+    region: Region = "square"
 
     name = "circle_packing"
     minimise = False
     symbol = "the sum of the radii"
     initial = "initial_circles"
     key = "circles"
-    polish = "rlkit.envs.discovery.problems.packing_steps:polish"
 
     def __post_init__(self) -> None:
-        shape = f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
-        attributes = {"shape": shape, "scripted": _SCRIPTED.get(self.circles, ())}
+        attributes = {
+            "shape": f"an array of shape ({self.circles}, 3) whose rows are x, y and radius",
+            "polish": f"rlkit.envs.discovery.problems.packing_steps:polish_{self.region}",
+            "scripted": _SCRIPTED.get((self.circles, self.region), ()),
+        }
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
     def statement(self) -> str:  # noqa: D102  inherited
         return (
-            f"Pack {self.circles} circles into the unit square [0, 1] x [0, 1] so that the sum of their radii is as "
-            "large as possible. The circles may have different radii; they must not overlap, nor leave the square.\n\n"
+            f"Pack {self.circles} circles into {_REGIONS[self.region]}, so that the sum of their radii is as large as "
+            f"possible. The circles may have different radii; they must not overlap, nor leave the {self.region}.\n\n"
             f"A construction is {self.shape}, all finite, with radii that are not negative. The distance of two "
             "centres must be at least the sum of their radii, and a centre at least its radius away from each side. "
             f"Where that is not so, the verifier lessens each radius by {SHRINK:g}, for rounding, and then refuses any "
@@ -77,10 +87,10 @@ class CirclePacking(Problem):
         if circles[:, 2].min() < 0:
             raise InvalidConstruction(f"a radius is {circles[:, 2].min():.9g}; radii must be at least 0")
         try:
-            _check_fit(circles.tolist())
+            _check_fit(circles.tolist(), self.region)
         except InvalidConstruction:
             circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
-            _check_fit(circles.tolist())
+            _check_fit(circles.tolist(), self.region)
         return VerifiedConstruction(circles, float(circles[:, 2].sum()))
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -97,10 +107,10 @@ class CirclePacking(Problem):
         numbers = list(exact or map(Fraction, construction.ravel().tolist()))
         radii, normalisation = numbers[2::3], ""
         try:
-            _check_fit([numbers[place : place + 3] for place in range(0, len(numbers), 3)])
+            _check_fit([numbers[place : place + 3] for place in range(0, len(numbers), 3)], self.region)
         except InvalidConstruction:
             radii = [max(radius - Fraction(SHRINK), Fraction(0)) for radius in radii]
-            _check_fit(list(zip(numbers[::3], numbers[1::3], radii, strict=True)))
+            _check_fit(list(zip(numbers[::3], numbers[1::3], radii, strict=True)), self.region)
             normalisation = f"radii reduced by {SHRINK:g}"
         total = sum(radii, Fraction(0))
         bound = format_decimals(total, places=_PLACES, up=False)
@@ -108,24 +118,27 @@ class CirclePacking(Problem):
         return Certificate(claim, bound, f"{total.numerator}/{total.denominator}", normalisation)
 
     def draw(self, figure: Figure, construction: Construction) -> None:
-        """Draw the circles in the unit square."""
+        """Draw the circles in their region."""
         from matplotlib.patches import Circle, Rectangle
 
         axes = figure.add_subplot()
-        axes.add_patch(Rectangle((0, 0), 1, 1, fill=False, color="0.3"))
+        width, height = find_box(construction, self.region)
+        axes.add_patch(Rectangle((0, 0), width, height, fill=False, color="0.3"))
         for x, y, radius in construction.tolist():
             axes.add_patch(Circle((x, y), radius, facecolor="C0", alpha=0.35, edgecolor="C0"))
-        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xlabel="x", ylabel="y")
+        axes.set(xlim=(-0.02, width + 0.02), ylim=(-0.02, height + 0.02), aspect="equal", xlabel="x", ylabel="y")
 
 
-def _check_fit(rows: Sequence[Sequence[float | Fraction]]) -> None:
+def _check_fit(rows: Sequence[Sequence[float | Fraction]], region: Region) -> None:
     circles = np.array(rows, np.float64)
-    if np.abs(circles).max() > 1:
-        raise InvalidConstruction("a circle leaves the square")
-    exact = [[Fraction(value) for value in row] for row in rows]
+    if np.abs(circles).max() > 2:
+        raise InvalidConstruction(f"a circle leaves the {region}")
+    exact = [[Fraction(number) for number in row] for row in rows]
+    width = Fraction(1) if region == "square" else max(x + radius for x, _, radius in exact)
+    height = Fraction(1) if region == "square" else 2 - width
     for x, y, radius in exact:
-        if not 0 <= radius <= min(x, y, 1 - x, 1 - y):
-            raise InvalidConstruction(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the square")
+        if not 0 <= radius <= min(x, y, width - x, height - y):
+            raise InvalidConstruction(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the {region}")
     x, y, radii = circles.T
     gaps = np.hypot(x[:, None] - x, y[:, None] - y) - (radii[:, None] + radii)
     first, second = np.nonzero(np.triu(gaps < _CLOSE, 1))
