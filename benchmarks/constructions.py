@@ -22,7 +22,7 @@ from rlkit.envs.discovery.problems import autocorrelation_steps, packing_steps, 
 from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.envs.discovery.problems.subsets import Kissing, NoIsosceles
 
-AUTOCORRELATIONS = {
+AUTOCORRELATIONS: dict[str, autocorrelation_steps.Objective] = {
     "autocorrelation_1": "first",
     "autocorrelation_2": "second",
     "autocorrelation_3": "third",
