@@ -14,7 +14,7 @@ Invariant: a result is a valid construction that is at least as good as the init
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,7 +136,7 @@ def _place(ties: Mirrored, free: Heights, bound: float) -> _Point:
 
 def _newton(ties: Mirrored, point: _Point, multipliers: _Multipliers, barrier: float) -> tuple[_Direction, float]:
     """Return the Newton direction, and the derivative of the barrier function along it."""
-    from scipy.linalg import cho_factor, cho_solve
+    from scipy.linalg import cho_factor, cho_solve  # pyright: ignore[reportUnknownVariableType]  SciPy has few types
 
     count, free, slack = ties.count, point.free, point.slack
     gradient = overlap_gradient(ties, point.h, barrier / slack) - barrier / free + barrier / (1 - free)
@@ -151,7 +151,7 @@ def _newton(ties: Mirrored, point: _Point, multipliers: _Multipliers, barrier: f
     diagonal = multipliers.low / free + multipliers.high / (1 - free)
     matrix.flat[:: len(free) + 1] += diagonal + 1e-9 * float(np.median(diagonal))
     right = np.column_stack([border * gradient_bound / corner - gradient, ties.weights])
-    solved = cho_solve(cho_factor(matrix, check_finite=False), right, check_finite=False)
+    solved = cast("Heights", cho_solve(cho_factor(matrix, check_finite=False), right, check_finite=False))
     # The second column keeps the sum of the heights.
     step = solved[:, 0] - solved[:, 1] * float(ties.weights @ solved[:, 0]) / float(ties.weights @ solved[:, 1])
     step_bound = (-gradient_bound - float(border @ step)) / corner
