@@ -69,15 +69,7 @@ class Erdos(Problem):
     symbol = "C5"
     initial = "initial_h_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
-    scripted = (
-        (1, 0.3813),
-        (3, 0.38102),
-        (10, 0.3810),
-        (60, 0.380944),
-        (120, 0.380914),
-        (180, 0.380909),
-        (360, 0.380905),
-    )
+    scripted = ((2, 0.38115), (10, 0.380971), (60, 0.380956), (120, 0.380953), (300, 0.380917), (480, 0.380913))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class Mirrored:
 
     def __init__(self, count: int, centre: int) -> None:
         self.count = count
-        self.tied = (count - centre) // 2
+        self.tied = max(count - centre, 0) // 2
         self.weights = np.concatenate([np.full(self.tied, 2.0), np.ones(count - 2 * self.tied)])
         self.first = count - 1 if 2 * self.tied == count else 0
         """Index of the first overlap: those of symmetric heights are symmetric too."""

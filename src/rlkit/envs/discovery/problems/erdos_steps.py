@@ -26,6 +26,7 @@ _ISLAND_S = 90.0  # after about a minute, all members of a pool lie in one basin
 _START_SHARE = 0.25  # of an island's time, for random starts
 _SYMMETRIC_SHARE = 0.65
 _HOP_SHARE = 0.95
+_HOP_STEPS = 60  # many short descents find more than few that end
 _SUM_TOLERANCE = 1e-14  # per piece; above it the verifier rescales heights, possibly beyond 1
 _BISECTIONS = 80
 _MIN_DISTANCE = 0.004
@@ -159,7 +160,7 @@ class _Pool:
         while time.process_time() < end_s:
             barrier = 10 ** self._rng.uniform(-7.5, -5.5)
             changed = _move(self.members, self._rng, centre)
-            self.add(interior_point(changed, centre=centre, barrier=barrier, end_s=end_s))
+            self.add(interior_point(changed, centre=centre, barrier=barrier, steps=_HOP_STEPS, end_s=end_s))
 
 
 def search(
@@ -198,7 +199,7 @@ def search(
         first_s = time.process_time()
         while not island.members or time.process_time() < first_s + (end_s - first_s) * _START_SHARE:
             h = descend(mirror(rng.uniform(0.02, 0.98, pieces)), iterations=3000, symmetric=True)
-            island.add(interior_point(h, centre=0, end_s=end_s))
+            island.add(interior_point(h, centre=0, steps=_HOP_STEPS, end_s=end_s))
         island.hop(centre=0, end_s=end_s)
         for _, h in island.members[:2]:
             pool.add(h)
