@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rlkit.conformance.probe import ServiceProbe
 from rlkit.conformance.report import CheckResult
 from rlkit.conformance.suite import CHECKS, Check, open_probe, run_check
 from rlkit.engine import EngineServer
+from rlkit.testing import byte_model
 from tests.engine.tiny_models import write_model
 
 from .wrong_service import (
@@ -116,6 +118,61 @@ def _shorten(path: str, body: Json) -> None:
     if path == "asample":
         params = body["sampling_params"]
         params["max_tokens"] = min(params.get("max_tokens", 8), 64)
+
+
+def _drop_stop_strings(path: str, body: Json) -> None:
+    if path == "asample" and any(isinstance(stop, str) for stop in body["sampling_params"].get("stop") or []):
+        body["sampling_params"]["stop"] = []
+
+
+def _skip_overlapping_steps() -> Fault:
+    """Answer an optimiser step after two seconds, and skip the steps of its model that arrive earlier."""
+    answer_times = dict[str, float]()
+
+    def holds(path: str, body: Json) -> bool:
+        model = str(body.get("request_id")).partition("#")[0]
+        return path == "retrieve_future" and time.monotonic() < answer_times.get(model, 0)
+
+    def request(path: str, body: Json) -> None:
+        if path == "optim_step":
+            if time.monotonic() < answer_times.get(body["model_id"], 0):
+                body["adam_params"]["learning_rate"] = 0.0
+            answer_times[body["model_id"]] = time.monotonic() + 2
+
+    return Fault(holds=holds, request=request)
+
+
+def _serve_in_turn(*freeing: str) -> Fault:
+    """Spend 40 s on each request of 64 samples, one after another, before any smaller one.
+
+    Args:
+        freeing: what ends such a request earlier: `cancel_future`, or silence of its session for 15 s.
+    """
+    end_times, beats = dict[str, float](), dict[str, float]()
+
+    def is_running(request_id: str) -> bool:
+        now, beat = time.monotonic(), beats.get(request_id.partition(":")[0], 0)
+        return now < end_times.get(request_id, 0) and not ("silence" in freeing and now > beat + 15)
+
+    def request(path: str, body: Json) -> None:
+        if path == "asample" and body["num_samples"] == 64:
+            body["sampling_params"]["max_tokens"] = 1  # only the proxy takes the time
+        if path == "cancel_future" and path in freeing:
+            end_times.pop(body["request_id"], None)
+        if path == "session_heartbeat":
+            beats[body["session_id"]] = time.monotonic()
+
+    def answer(path: str, body: Json) -> None:
+        if path == "asample" and len(body["sample_sequence_ids"]) == 64:
+            beats[body["request_id"].partition(":")[0]] = now = time.monotonic()
+            end_times[body["request_id"]] = max([now, *end_times.values()]) + 40
+
+    def holds(path: str, body: Json) -> bool:
+        if path == "retrieve_future":
+            return is_running(body["request_id"])
+        return path == "asample" and body["num_samples"] < 64 and any(map(is_running, end_times))
+
+    return Fault(request=request, answer=answer, holds=holds)
 
 
 def _sample(*names: str, value: object = None) -> Fault:
@@ -289,6 +346,14 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "blames itself": (Fault(answer=_rename_user), "requests: user error"),
     "shortens samples silently": (Fault(request=_shorten), "requests: context limit"),
     "hides its model": (Fault(answer=_drop_model), "session: capabilities"),
+    "ignores negative weights in gradients": (
+        Fault(train=in_gradients(each_input("weights", lambda values: np.maximum(values, 0)))),
+        "loss: custom loss",
+    ),
+    "ignores stop strings": (Fault(request=_drop_stop_strings), "samples: stop strings"),
+    "skips a step beside another": (_skip_overlapping_steps(), "requests: pipeline"),
+    "goes on with cancelled samples": (_serve_in_turn("silence"), "requests: cancellation"),
+    "goes on for a killed client": (_serve_in_turn("cancel_future"), "requests: dead client"),
     "accepts any key": (Fault(headers=_swallow_key(KEY)), "session: key"),
 }
 
@@ -296,7 +361,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 @pytest.fixture(scope="module")
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrongService]:
     root = tmp_path_factory.mktemp("conformance")
-    folder = write_model(root / "llama", "llama")
+    folder = write_model(byte_model(root / "llama"))  # with the tokenizer of the byte model
     with (
         EngineServer(
             root=root / "engine", resolve=lambda name: folder, models=["llama"], api_key=KEY, threads=1
@@ -332,3 +397,20 @@ def test_a_fault_of_a_service_is_found(wrong: WrongService, name: str, monkeypat
         result = run_check(probe, check)
     assert right.status == "works", right.detail
     assert result.status in {"deviates", "absent"}, result.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check_name", ["cancellation", "dead client"])
+def test_a_service_that_ends_unwanted_samples_works(
+    wrong: WrongService, check_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    (check,) = [check for check in CHECKS if check.name == check_name]
+    wrong.fault = _serve_in_turn("cancel_future", "silence")
+    with _open_probe(wrong) as probe:
+        result = run_check(probe, check)
+    assert result.status == "works", result.detail
+
+
+def test_each_check_finds_a_fault() -> None:
+    assert {f"{check.part}: {check.name}" for check in CHECKS} == {check_name for _, check_name in FAULTS.values()}

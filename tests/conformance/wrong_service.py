@@ -41,6 +41,7 @@ class Fault:
         sampled: changes the result of a sampling request.
         headers: changes the headers of a request.
         status: returns the status to answer with, by path and request; None to pass the request on.
+        holds: returns True as long as a JSON request has to wait, by path and request.
     """
 
     train: Callable[[pb.ForwardBackwardRequest], object] = _ignore
@@ -50,6 +51,7 @@ class Fault:
     sampled: Callable[[pb.SampleResponse], object] = _ignore
     headers: Callable[[dict[str, str]], object] = _ignore
     status: Callable[[str, Json], int | None] = field(default=lambda path, body: None)
+    holds: Callable[[str, Json], bool] = field(default=lambda path, body: False)
 
 
 class WrongService:
@@ -93,6 +95,8 @@ class WrongService:
             body = message.SerializeToString()
         elif body:
             parsed = json.loads(body)
+            while self.fault.holds(path, parsed):
+                await asyncio.sleep(0.05)
             self.fault.request(path, parsed)
             body = json.dumps(parsed).encode()
         headers = {name: value for name, value in request.headers.items() if name not in _HOP_BY_HOP}

@@ -175,15 +175,9 @@ class ServiceProbe:
         self.backward(trainer, *(data or [self.datum]))
         return self.wait(trainer.optim_step(types.AdamParams(learning_rate=rate, **adam))).metrics or {}
 
-    def descend(
-        self,
-        trainer: tinker.TrainingClient,
-        *data: types.Datum,
-        objective: Objective = CROSS_ENTROPY,
-        share: float = 1.0,
-    ) -> None:
-        """Take a gradient step with a share of `sgd_rate`, by default of the text's cross-entropy."""
-        self.backward(trainer, *(data or [self.datum]), objective=objective)
+    def descend(self, trainer: tinker.TrainingClient, *data: types.Datum, share: float = 1.0) -> None:
+        """Take a gradient step of cross-entropy with a share of `sgd_rate`, by default of the text."""
+        self.backward(trainer, *(data or [self.datum]))
         self.take_sgd_step(trainer, share)
 
     def take_sgd_step(self, trainer: tinker.TrainingClient, share: float = 1.0) -> None:

@@ -8,11 +8,13 @@ gradient is Σ c_t ∇p_t, changes the cross-entropy by −rate/eps · Σ c_t �
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tinker
 from tinker import types
 
-from rlkit.conformance.objectives import CROSS_ENTROPY, Objective, Values
+from rlkit.conformance.objectives import Objective, Values
 from rlkit.conformance.probe import SGD_EPS, ServiceProbe, expect, expect_close, make_datum, read_logprobs
 
 
@@ -54,15 +56,15 @@ def check_soft_targets(probe: ServiceProbe) -> str:
 
 
 def check_custom_loss(probe: ServiceProbe) -> str:
-    """Take a step of Σ p²/2 as a custom loss, and the same step as weighted cross-entropy."""
+    """Compare a step of Σ v · p²/2 as a custom loss, with v of both signs, with the steps of its tokens."""
+    p = probe.start_logprobs
+    v = np.where(np.arange(len(p)) % 3, 1.0, -1 / 3) / np.abs(p).mean()
 
-    def train(trainer: tinker.TrainingClient) -> None:
+    def backward(trainer: tinker.TrainingClient) -> None:
         probe.usage.add_training(2 * len(probe.text))
-        trainer.forward_backward_custom([probe.datum], lambda _, logprobs: ((logprobs[0] ** 2).sum() / 2, {}))
-        probe.take_sgd_step(trainer)
+        trainer.forward_backward_custom([probe.datum], lambda _, q: ((q[0].new_tensor(v) * q[0] ** 2).sum() / 2, {}))
 
-    weighted = make_datum(probe.text, weights=(-probe.start_logprobs).tolist())
-    return expect_close(probe.change(train), probe.change(lambda trainer: probe.descend(trainer, weighted)))
+    return _compare_gradient(probe, backward, v * p)
 
 
 def check_large_batch(probe: ServiceProbe) -> str:
@@ -102,13 +104,15 @@ def check_size(probe: ServiceProbe) -> str:
 def check_weighted_gradient(probe: ServiceProbe) -> str:
     """Compare a step of weighted cross-entropy with the steps of its tokens."""
     weights = np.linspace(0.0, 2.0, len(probe.text) - 1)
-    return _compare_gradient(probe, make_datum(probe.text, weights=weights.tolist()), CROSS_ENTROPY, -weights)
+    datum = make_datum(probe.text, weights=weights.tolist())
+    return _compare_gradient(probe, lambda trainer: probe.backward(trainer, datum), -weights)
 
 
 def check_gradient(probe: ServiceProbe, *, objective: Objective) -> str:
     """Compare a step of a loss with the steps of its tokens."""
     datum, q, advantages = _draw_datum(probe, objective)
-    return _compare_gradient(probe, datum, objective, objective.coefficient(probe.start_logprobs, q, advantages))
+    coefficients = objective.coefficient(probe.start_logprobs, q, advantages)
+    return _compare_gradient(probe, lambda trainer: probe.backward(trainer, datum, objective=objective), coefficients)
 
 
 def check_accumulation(probe: ServiceProbe) -> str:
@@ -123,11 +127,14 @@ def check_accumulation(probe: ServiceProbe) -> str:
     return expect_close(probe.change(train), whole)
 
 
-def _compare_gradient(probe: ServiceProbe, datum: types.Datum, objective: Objective, coefficients: Values) -> str:
-    def descend(trainer: tinker.TrainingClient, share: float) -> None:
-        probe.descend(trainer, datum, objective=objective, share=share)
+def _compare_gradient(probe: ServiceProbe, backward: Callable[[tinker.TrainingClient], object], c: Values) -> str:
+    """Compare the slope of the cross-entropy along a gradient with the sum of its tokens' slopes, weighted by `c`."""
 
-    return expect_close(-probe.measure_slopes(descend).sum(), (coefficients * probe.text_slopes).sum())
+    def descend(trainer: tinker.TrainingClient, share: float) -> None:
+        backward(trainer)
+        probe.take_sgd_step(trainer, share)
+
+    return expect_close(-probe.measure_slopes(descend).sum(), (c * probe.text_slopes).sum())
 
 
 def _draw_datum(probe: ServiceProbe, objective: Objective) -> tuple[types.Datum, Values, Values]:
