@@ -148,7 +148,7 @@ def verify(
     draw: Annotated[Path | None, typer.Option(help="PNG file of the drawing; by default FILE.png.")] = None,
     no_draw: NoDraw = False,
 ) -> int:
-    """Verify a construction: its value, an exact certificate, and its distance to published values.
+    """Verify a construction exactly; compare it with others.
 
     The exit code is 1 if the construction is invalid, or if the file claims a wrong value.
     """
