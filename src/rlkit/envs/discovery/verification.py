@@ -121,10 +121,10 @@ def verify_witness(
         chosen = replace(chosen, **{name: value for name, value in _FILE_OPTIONS.items() if name in names})
     witness = read_witness(Path(path), key=chosen.key)
     try:
-        given = np.array([float(number) for number in witness.numbers], np.float64).reshape(witness.shape)
+        floats = np.array([float(number) for number in witness.numbers], np.float64).reshape(witness.shape)
     except OverflowError:
         raise InvalidConstruction("an integer is too large for float64") from None
-    verified = chosen.verify(given)
+    verified = chosen.verify(floats)
     if not np.isfinite(verified.value):
         raise InvalidConstruction(f"the value is {verified.value}, which is not finite")
     exact = _to_fractions(witness.numbers)
@@ -132,11 +132,11 @@ def verify_witness(
     if certificate is not None and exact is not None:
         normalisation = certificate.normalisation
     else:
-        change = np.abs(verified.construction - given).max() if verified.construction.shape == given.shape else np.inf
+        change = np.abs(verified.construction - floats).max() if verified.construction.shape == floats.shape else np.inf
         normalisation = f"the verifier changed numbers by up to {change:.3g}" if change else ""
     value = certificate.exact if certificate is not None and certificate.exact else verified.value
     kind = "float64" if any(isinstance(number, float) for number in witness.numbers) else "exact"
-    numbers = f"{'x'.join(map(str, given.shape))} {kind} values"
+    numbers = f"{'x'.join(map(str, floats.shape))} {kind} values"
     return Verification(
         chosen,
         verified.construction,
