@@ -178,7 +178,7 @@ def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
 def test_the_documented_search_is_trained_on_with_its_large_budget_its_buffer_and_advantages(tmp_path: Path) -> None:
     large = ["sampling.max_tokens=26000", "sampling.budget_forcing.context_window_tokens=32768"]
     assert all(value in TTT.read_text().partition("\nmodel:")[0] for value in large)
-    resolved = load_config([TTT], [*large, "model=simulated", "steps=1", "batch.groups=1", "batch.group_size=8"])
+    resolved = load_config([TTT], [*large, "model=simulated", "steps=1", "batch.groups=1", "batch.group_size=24"])
     config = resolved.config
     forcing = config.sampling.budget_forcing
     assert forcing is not None
@@ -186,7 +186,7 @@ def test_the_documented_search_is_trained_on_with_its_large_budget_its_buffer_an
     trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=latency), chat=FromAList())
     threads.run(trainer.train())
     played = [group for groups in load_recorded_groups(tmp_path) for group in groups]
-    assert [len(group.episodes) for group in played] == [8]
+    assert [len(group.episodes) for group in played] == [24]
     assert check_forced_tokens(played, phrase=forcing.phrase.encode()) > 0
     assert check_advantages(played, config) > 0
     assert 1 < metrics(tmp_path)[-1]["env/erdos/tasks/size"] <= 16
