@@ -35,6 +35,8 @@ HEALTHY = {
     "groups/all_good": 0.1,
     "groups/all_bad": 0.2,
     "stop/length": 0.05,
+    "solved": 0.5,
+    "solved_at_limit": 0.02,
     "truncated": 0.1,
     "retried/groups": 2.0,
     "retried/gap": 0.05,
@@ -71,9 +73,15 @@ def make_evaluation(step: int, reward: float) -> dict[str, float]:
     [
         (
             "dead_groups",
-            {"groups__mixed": 0.1, "groups__all_good": 0.9, "groups__all_bad": 0.0},
-            "in steps 16 to 25, 90% of the groups had equal rewards ≥ 1, 0% equal lower ones",
+            {"groups__mixed": 0.1, "groups__all_good": 0.7, "groups__all_bad": 0.2},
+            "in steps 16 to 25, 70% of the groups had equal rewards ≥ 1, 20% equal lower ones",
             "harder",
+        ),
+        (
+            "solved",
+            {"groups__mixed": 0.1, "groups__all_good": 0.9, "groups__all_bad": 0.0, "reward__mean": 0.97},
+            "in steps 16 to 25, 90% of the groups solved their task in each episode; mean reward 0.97",
+            "stop here",
         ),
         (
             "dead_groups",
@@ -82,6 +90,13 @@ def make_evaluation(step: int, reward: float) -> dict[str, float]:
             "easier",
         ),
         ("truncation", {"stop__length": 0.3}, "in steps 16 to 25, 30% of the turns", "envs.sums.max_tokens"),
+        (
+            "truncation",
+            {"stop__length": 0.8, "solved": 0.5, "solved_at_limit": 0.1},
+            "80% of the turns",
+            "envs.sums.max_tokens",
+        ),
+        ("truncation", {"stop__length": 1.0, "solved": 0.0, "solved_at_limit": 0.0}, "100% of the turns", "max_tokens"),
         ("truncation", {"truncated": 0.3}, "in steps 16 to 25, 30% of the episodes", "envs.sums.max_turns"),
         ("infrastructure_failures", {"retries": 10.0}, "in steps 16 to 25, 110 of 740 rollouts failed", "`error`"),
         (
@@ -143,7 +158,7 @@ def test_every_finding_is_on_the_page() -> None:
     page = (Path(__file__).parents[1].parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
     rules = re.findall(r"^def _(\w+)\(history: _History", inspect.getsource(module), re.MULTILINE)
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, env_reports.RULE])
-    assert len(rules) == 9
+    assert len(rules) == 10
 
 
 def test_one_odd_step_is_no_finding() -> None:
@@ -159,6 +174,11 @@ def test_finding_records_its_first_and_last_step() -> None:
         find_problems(make_lines(60, lambda step: {"stop__length": 0.9} if 20 < step <= 30 else {})), "truncation"
     )
     assert (finding.first, finding.last) == (22, 38)
+
+
+def test_replies_that_are_solved_before_the_limit_ends_them_are_no_finding() -> None:
+    by_design = {"stop__length": 1.0, "solved": 0.3, "solved_at_limit": 0.3}
+    assert find_problems(make_lines(25, lambda step: by_design)) == []
 
 
 def test_low_entropy_of_a_solved_task_is_no_finding() -> None:

@@ -172,6 +172,9 @@ def recount_env(attempts: Sequence[dict[str, Any]]) -> dict[str, float]:
         "reward/max": max(rewards),
         **{f"reward/{p}": value for p, value in percentiles(rewards).items()},
         "solved": mean(reward >= 1 for reward in rewards),
+        "solved_at_limit": mean(
+            row["reward"] >= 1 and any(turn["stop"] == "length" for turn in row["turns"]) for row in valid
+        ),
         "truncated": mean(row["status"] == "truncated" for row in valid),
         "masked": mean(row["masked"] for row in valid),
         "turns": mean(len(row["turns"]) for row in valid),

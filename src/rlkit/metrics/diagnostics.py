@@ -31,6 +31,8 @@ MEMORY = 100
 MIXED_MIN = 0.2
 """Minimum share of groups with different rewards. Below it, four of five rollouts cost money and give no gradient."""
 
+SOLVED_MIN = 1 - MIXED_MIN  # share of groups with only solved episodes from which an environment counts as solved
+
 CUT_MAX = 0.2
 """Maximum share of episodes or turns that end at a limit. Above it, the limit often determines the reward."""
 
@@ -210,21 +212,38 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
         return None
     if mixed.value >= MIXED_MIN or episodes.value <= groups.value or history.mean(f"env/{env}/teacher/kl"):
         return None
+    if good.value >= SOLVED_MIN:  # `_solved` reports it
+        return None
     evidence = f"{mixed.steps}, {good.value:.0%} of the groups had equal rewards ≥ 1, {bad.value:.0%} equal lower ones"
     tasks = "harder" if good.value > bad.value else "easier"
     return _Diagnosis(evidence, f"use {tasks} tasks, or larger groups (batch.group_size)")
 
 
+def _solved(history: _History, env: str) -> _Diagnosis | None:
+    """Diagnose tasks that nearly all groups solve in all their episodes."""
+    good, reward = history.mean(f"env/{env}/groups/all_good"), history.mean(f"env/{env}/reward/mean")
+    if good is None or reward is None or good.value < SOLVED_MIN:
+        return None
+    evidence = f"{good.steps}, {good.value:.0%} of the groups solved their task in each episode"
+    return _Diagnosis(f"{evidence}; mean reward {reward.value:.2f}", "stop here, or use harder tasks")
+
+
 def _truncation(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose limits that truncate many episodes or turns."""
+    """Diagnose limits that truncate many episodes or turns, unless the token limit spoils no reply."""
     length, truncated = history.mean(f"env/{env}/stop/length"), history.mean(f"env/{env}/truncated")
-    if length is not None and length.value > CUT_MAX:
+    if length is not None and length.value > CUT_MAX and not _is_limit_by_design(env, length.value, history):
         evidence = f"{length.steps}, {length.value:.0%} of the turns were truncated at the token limit"
         return _Diagnosis(evidence, f"raise envs.{env}.max_tokens, or set a length_penalty")
     if truncated is not None and truncated.value > CUT_MAX:
         evidence = f"{truncated.steps}, {truncated.value:.0%} of the episodes were truncated"
         return _Diagnosis(evidence, f"raise envs.{env}.max_turns, or the environment's own limit")
     return None
+
+
+def _is_limit_by_design(env: str, length: float, history: _History) -> bool:
+    """Return whether truncated replies are solved nearly as often as all: the answer precedes the limit."""
+    solved, at_limit = history.mean(f"env/{env}/solved"), history.mean(f"env/{env}/solved_at_limit")
+    return solved is not None and at_limit is not None and at_limit.value >= length * solved.value / 2 > 0
 
 
 def _infrastructure_failures(history: _History, env: str) -> _Diagnosis | None:
@@ -351,7 +370,7 @@ def _environment_cpu(history: _History, _: str) -> _Diagnosis | None:
 
 type _Rule = Callable[[_History, str], _Diagnosis | None]
 
-_ENV_RULES: tuple[_Rule, ...] = (_dead_groups, _truncation, _infrastructure_failures, _retry_bias)
+_ENV_RULES: tuple[_Rule, ...] = (_dead_groups, _solved, _truncation, _infrastructure_failures, _retry_bias)
 _RULES: tuple[_Rule, ...] = (_evaluation_diverges, _entropy_collapse, _no_kl, _sampler_trainer_kl, _environment_cpu)
 
 

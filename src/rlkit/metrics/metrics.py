@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
 from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
-from rlkit.types import Bools, Datum, Floats, Group, Turn
+from rlkit.types import Bools, Datum, Episode, Floats, Group, Turn
 
 if TYPE_CHECKING:
     from rlkit.algorithms.losses import Loss
@@ -41,7 +41,8 @@ def group_metrics(
     `failed` counts failed episodes and `retries` failed attempts. All other metrics are over episodes with a reward:
 
     - `p10`: the ⌈n/10⌉-th of n values in ascending order; `p50` and `p90` likewise.
-    - `solved`: share of episodes with a reward of at least 1.
+    - `solved`: share of episodes with a reward of at least 1; `solved_at_limit`: share of solved episodes in which the
+      token limit ended a turn.
     - `groups/mixed`, `all_good`, `all_bad`: shares of groups with different rewards (only these have a gradient), with
       equal rewards of at least 1, and with equal lower rewards. `rlkit.algorithms.reward_scale` compares rewards.
     - `pass_at_<k>`: unbiased probability that one of k episodes solves a task, 1 − C(n − c, k) / C(n, k) if c of the n
@@ -90,6 +91,7 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/max": float(rewards.max()),
         **_percentiles("reward", rewards),
         "solved": float((rewards >= SOLVED).mean()),
+        "solved_at_limit": _mean(reward >= SOLVED and _is_cut(e) for reward, e in zip(rewards, valid, strict=True)),
         **_group_outcomes([group.rewards[group.valid_mask] for group in groups if group.valid_mask.any()]),
         "truncated": _mean(episode.status == "truncated" for episode in valid),
         "masked": _mean(episode.masked for episode in valid),
@@ -105,6 +107,10 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rewards = [{f"reward/{role}/mean": reward for role, reward in episode.rewards.items()} for episode in valid]
     # rlkit's own metrics win
     return _mean_by_key([episode.metrics for episode in valid]) | _mean_by_key(rewards) | metrics
+
+
+def _is_cut(episode: Episode) -> bool:
+    return any(turn.stop == "length" for turn in episode.turns if not turn.frozen)
 
 
 def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:

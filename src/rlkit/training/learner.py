@@ -56,6 +56,7 @@ class PolicyLearner:
     _complete_steps: asyncio.Queue[PendingStep | None] = field(default_factory=asyncio.Queue[PendingStep | None])
     _submitting: asyncio.Task[None] | None = None
     _is_recovering: bool = False
+    _has_noted_skip: bool = False
 
     @property
     def pending_usage(self) -> Usage:
@@ -199,7 +200,12 @@ class PolicyLearner:
         prepared, estimators = [group.prepared for group in groups], self.groups.preparation.estimators
         recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)
         if result is None:
-            self.run.note(f"step {step}: the rewards within each group are equal, so there is nothing to learn")
+            if not self._has_noted_skip:  # a run on solved tasks has many such steps
+                self.run.note(
+                    f"step {step}: the rewards within each group are equal, so there is nothing to learn; "
+                    "optim/skipped marks such steps"
+                )
+            self._has_noted_skip = True
             unchanged = current or await self._make_sampler()
             return PatientSampler(unchanged.sampler, self.watch, step), {**metrics, "optim/skipped": 1.0}, recorded
         sampler, update_result = result

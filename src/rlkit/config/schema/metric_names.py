@@ -13,7 +13,7 @@ from rlkit.errors import did_you_mean
 _LENGTHS = ["mean", "p10", "p50", "p90", "max"]
 
 EPISODE_METRICS = (
-    *("groups", "episodes", "failed", "masked", "retries", "solved", "truncated"),
+    *("groups", "episodes", "failed", "masked", "retries", "solved", "solved_at_limit", "truncated"),
     *("turns", "segments", "forks", "unique_bigrams", "budget_forced"),
     *[f"reward/{name}" for name in ("std", "min", *_LENGTHS)],
     *[f"tokens/{name}" for name in _LENGTHS],
