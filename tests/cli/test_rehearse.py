@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def test_dry_run_prints_its_checks_and_an_estimate(config: str, rlkit: Callable[
 
 def test_result_of_a_run_has_the_estimate_of_its_dry_run(config: str, rlkit: Callable[..., Any]) -> None:
     first_run = rlkit("train", config)
-    assert "used          " in first_run.stdout
+    assert re.search(r"^completed: reward \S+ → \S+ in \d+ steps, [\d,]+ tokens, \$", first_run.stdout)
     assert "expected" not in first_run.stdout
     report = json.loads(rlkit("train", config, "--dry-run", "--pilot", "1", "--json").stdout)
     assert report["ok"]
@@ -103,7 +104,7 @@ def test_result_of_a_run_has_the_estimate_of_its_dry_run(config: str, rlkit: Cal
     assert result["estimate"] == report["estimate"]
     low, high = (result["estimate"]["tokens"][end] for end in ("low", "high"))
     assert low < result["spending"]["tokens"] < high
-    assert "(the dry run expected " in rlkit("train", config).stdout
+    assert "dry run       expected " in rlkit("train", config).stdout
 
 
 @pytest.fixture

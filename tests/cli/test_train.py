@@ -59,7 +59,8 @@ def test_a_run_prints_its_steps_on_stderr_and_its_result_on_stdout(rlkit: Callab
     assert result.exit_code == 0
     assert "step 1/3  arithmetic 0.50  1.0 s\n" in result.stderr
     assert "a note\n" in result.stderr
-    assert "completed after 3 steps: /runs/first" in result.stdout
+    assert "\ncompleted: 3 steps\nrun           /runs/first\n" in result.stdout
+    assert "rlkit view /runs/first" in result.stdout
     assert SAVED.state in result.stdout
     assert SAVED.sampler in result.stdout
 
@@ -98,7 +99,7 @@ def test_a_run_that_used_up_its_budget_is_4_and_says_how_to_go_on(rlkit: Callabl
     FakeTrainer.outcome = RunResult("first", Path("/runs/first"), "budget", 2, METRICS, SAVED, reason)
     result = rlkit("train", "a.yaml", "steps=3")
     assert result.exit_code == 4
-    assert "out of budget after 2 steps: /runs/first" in result.stdout
+    assert "\nout of budget: 2 steps\nrun           /runs/first\n" in result.stdout
     assert "to resume: rlkit resume /runs/first budget_tokens=…\n" in result.stderr
 
 

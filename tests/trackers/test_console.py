@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,9 @@ from rich.console import Console
 
 from rlkit.metrics.rewards import draw_bars
 from rlkit.trackers import Progress, RunInfo, RunResult
-from rlkit.trackers.console import ConsoleTracker, JsonTracker, render_duration, render_number, render_step
+from rlkit.trackers.console import ConsoleTracker, JsonTracker, render_step
 from rlkit.trackers.panel import MAX_ROWS, PanelTracker, TokenRate, render_panel
+from rlkit.trackers.rendering import render_duration, render_number
 from rlkit.types import Checkpoint
 
 METRICS = {
@@ -29,9 +32,17 @@ def run_info(*, envs: tuple[str, ...] = ("arithmetic",), progress: Progress = ID
     return RunInfo(name, Path("/runs") / name, "acme/tiny", envs, "the embedded engine", lambda: progress)
 
 
-def rendered(info: RunInfo, *, width: int, history: dict[str, list[float]] | None = None, unicode: bool = True) -> str:
+def rendered(
+    info: RunInfo,
+    *,
+    width: int,
+    history: dict[str, list[float]] | None = None,
+    metrics: dict[str, float] | None = None,
+    unicode: bool = True,
+) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    panel = render_panel(info, info.progress(), history=history or {}, tokens_per_s=412.0, width=width, unicode=unicode)
+    options: dict[str, Any] = {"tokens_per_s": 412.0, "width": width, "unicode": unicode}
+    panel = render_panel(info, info.progress(), history=history or {}, metrics=metrics or {}, **options)
     with console.capture() as captured:
         console.print(panel)
     return captured.get()
@@ -145,12 +156,50 @@ def test_the_panel_shows_what_matters(width: int) -> None:
         "2 min 50 s left",
         "12 running  40 queued  76 finished  2 failed",
         "arithmetic",
-        "0.83  ▁▅█",
+        "0.10 → 0.83  ▁▅█",
         "openreward-session-with-a-n…",
         "acme/tiny on the embedded engine",
         "first",
     ):
         assert part in text
+
+
+HEALTH = {"optim/kl_sample_train_v1": 0.00042, "optim/entropy": 0.125, "env/all/turn_tokens/mean": 1834.2}
+
+
+def test_the_panel_shows_kl_entropy_lengths_and_the_newest_failure() -> None:
+    progress = Progress(3, 20, "sampling", failed=2, newest_error="RuntimeError: no such\ntable")
+    text = rendered(run_info(progress=progress), width=80, metrics=HEALTH)
+    assert "kl 0.00042  entropy 0.12  tokens 1,834" in text
+    assert "newest failure: RuntimeError: no such table" in text
+
+
+def test_the_panel_fits_46_columns() -> None:
+    progress = Progress(3, 20, "evaluating", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=3000)
+    history = {"arithmetic": [0.1, 0.5, 0.83], "eval arithmetic": [0.9, 1.0]}
+    text = rendered(run_info(progress=progress), width=46, history=history, metrics=HEALTH)
+    for part in (
+        "step 3/20  evaluating  4 h 43 min left",
+        "76 of 128 done  2 failed",
+        "0.10 → 0.83  ▁▅█",
+        "0.90 → 1.00",
+    ):
+        assert part in text
+    assert "…" not in text
+
+
+def test_a_run_that_is_resumed_with_fewer_steps_is_at_its_last_step() -> None:
+    assert "step 14/14" in rendered(run_info(progress=Progress(14, 12, "saving")), width=80)
+
+
+def test_the_chart_of_a_resumed_run_begins_at_its_first_step() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    tracker = PanelTracker(console)
+    earlier = [(step, {"env/arithmetic/reward/mean": step / 10}) for step in range(1, 4)]
+    tracker.on_start(replace(run_info(), earlier=earlier))
+    tracker.on_step(4, METRICS)
+    tracker.close()
+    assert "0.10 → 0.83" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_terminal_without_unicode_gets_no_bars() -> None:

@@ -226,7 +226,7 @@ def test_trackers_get_every_step_and_a_failing_one_does_no_harm(byte_model_dir: 
     asyncio.run(make_trainer(byte_model_dir, Broken(), listener, steps=3, checkpoint={"every": 2}).train())
     assert [step for step, _ in listener.steps] == [1, 2, 3]
     assert listener.events == [
-        "starting the embedded engine",
+        "starting the embedded engine: there is neither a Tinker credential nor TINKER_BASE_URL",
         f"starting a training session for {byte_model_dir}",
         "started preparing",
         "the tracker Broken failed and may be incomplete: OSError: no space",

@@ -237,14 +237,10 @@ def test_the_package_stays_small() -> None:
 def test_a_result_is_a_line_with_a_chart(folder: Path) -> None:
     (run,) = folder.iterdir()
     result = RunResult(run.name, run, "completed", 1)
-    assert re.fullmatch(
-        rf"<RunResult {re.escape(run.name)}: completed after 1 steps, reward \S+ → \S+ ▁>", repr(result)
-    )
-    assert repr(RunResult("gone", folder / "gone", "completed", 1)) == "<RunResult gone: completed after 1 steps>"
-    assert re.fullmatch(r"<p>.*, reward \S+ → \S+ ▁</p>", result._repr_html_())
-    assert (
-        RunResult("<b>", folder / "gone", "completed", 1)._repr_html_() == "<p>&lt;b&gt;: completed after 1 steps</p>"
-    )
+    assert re.fullmatch(rf"<RunResult {re.escape(run.name)}: completed: reward \S+ in 1 step ▁>", repr(result))
+    assert repr(RunResult("gone", folder / "gone", "completed", 1)) == "<RunResult gone: completed: 1 step>"
+    assert re.fullmatch(r"<p>.* reward \S+ in 1 step</p>", result._repr_html_())
+    assert RunResult("<b>", folder / "gone", "completed", 1)._repr_html_() == "<p>&lt;b&gt;: completed: 1 step</p>"
 
 
 def test_the_bars_of_a_long_run_are_means_of_its_steps() -> None:

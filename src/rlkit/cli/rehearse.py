@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Never
 from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.progress import report_periodically
-from rlkit.trackers.console import render_band, render_dollars, render_duration, render_estimate
+from rlkit.trackers.rendering import render_band, render_dollars, render_duration, render_estimate
 
 if TYPE_CHECKING:
     from rlkit._util.frames import Place

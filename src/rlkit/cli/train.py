@@ -131,7 +131,7 @@ def _train(
         return 0
     is_spent = result.status == "budget"
     setting = f" {result.reason.partition(':')[0]}=…" if is_spent else ""
-    output.note(f"to resume: {shlex.join(['rlkit', 'resume', _resume_name(result)])}{setting}")
+    output.note(f"to resume: {shlex.join(['rlkit', 'resume', _find_argument(result)])}{setting}")
     return BUDGET_REACHED if is_spent else INTERRUPTED
 
 
@@ -153,13 +153,13 @@ def _record(result: RunResult) -> dict[str, Data]:
 
 
 def _summary(result: RunResult) -> str:
-    from rlkit.trackers import console
+    from rlkit.trackers import console, rendering
 
     status = "out of budget" if result.status == "budget" else result.status
-    lines = [f"{status} after {result.steps} steps: {result.directory}"]
-    if last := console.collect_rewards(result.metrics):
+    lines = [f"{status}: {result.describe_gain()}", f"run           {result.directory}"]
+    if len(last := console.collect_rewards(result.metrics)) > 2:  # the first line has all of one environment
         lines.append(
-            "last rewards  " + "  ".join(f"{name} {console.render_number(value)}" for name, value in last.items())
+            "last rewards  " + "  ".join(f"{name} {rendering.render_number(value)}" for name, value in last.items())
         )
     lines += [f"best found    {name} {text}" for name, text in console.collect_best_values(result.metrics).items()]
     if result.checkpoint is not None:
@@ -167,16 +167,17 @@ def _summary(result: RunResult) -> str:
         lines.append(f"weights       {result.checkpoint.sampler}")
     if result.best_checkpoint is not None and result.best_checkpoint != result.checkpoint:
         lines.append(f"best weights  {result.best_checkpoint.sampler} (step {result.best_checkpoint.step})")
-    if result.spending is not None:
-        used = console.render_spending(result.spending)
-        if result.estimate is not None and result.status == "completed":  # the estimate covers all steps
-            used += f" (the dry run expected {console.render_estimate(result.estimate)})"
-        lines.append(f"used          {used}")
+    if result.estimate is not None and result.status == "completed":  # the estimate covers all steps
+        lines.append(f"dry run       expected {rendering.render_estimate(result.estimate)}")
+    name = shlex.quote(_find_argument(result))
+    lines.append(f"look at it    rlkit view {name}")
+    if result.checkpoint is not None:
+        lines += [f"talk to it    rlkit chat {name}", f"export it     rlkit export {name} --to DIR"]
     return "\n".join(lines)
 
 
-def _resume_name(result: RunResult) -> str:
-    """Return the shortest argument with which `rlkit resume` finds the run."""
+def _find_argument(result: RunResult) -> str:
+    """Return the shortest argument with which commands find the run."""
     from rlkit._util.paths import runs_dir
 
     return result.name if result.directory == runs_dir() / result.name else str(result.directory)

@@ -29,6 +29,7 @@ class Counts:
     finished: int = 0
     failed: int = 0
     tokens: int = 0
+    newest_error: str = ""  # reason of the last failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class Player:
             self.record(group.task, episode)
             is_failed = episode.status == "failed"
             self.counts.failed += is_failed
+            self.counts.newest_error = episode.error or self.counts.newest_error
             if not is_failed or not group.spend_retry():
                 self.counts.finished += 1
                 return episode

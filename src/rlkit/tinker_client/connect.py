@@ -73,7 +73,7 @@ async def reach_service(
         await connector.wait_for_answer()
         yield ServiceAddress(choice.base_url, connector=connector)
         return
-    note("starting the embedded engine")
+    note(f"starting the embedded engine: {choice.reason}")
     from rlkit.engine import EngineServer
 
     engine = EngineServer(threads=config.engine_threads, device=config.engine_device, activity=current_activity())
@@ -117,7 +117,12 @@ async def connect(
             yield service
 
 
-def describe_service(choice: ServiceChoice) -> str:
-    """Describe the chosen service as a phrase for messages."""
+def name_service(choice: ServiceChoice) -> str:
+    """Return a phrase for the chosen service."""
     names = {"hosted": "the hosted Tinker service", "engine": "the embedded engine"}
-    return f"{names.get(choice.kind, f'the Tinker service at {choice.base_url}')} ({choice.reason})"
+    return names.get(choice.kind, f"the Tinker service at {choice.base_url}")
+
+
+def describe_service(choice: ServiceChoice) -> str:
+    """Describe the chosen service and the reason of the choice as a phrase for messages."""
+    return f"{name_service(choice)} ({choice.reason})"

@@ -10,7 +10,7 @@ import html
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import copy_context
@@ -49,6 +49,7 @@ class Progress:
         finished: finished rollouts of this step.
         failed: failed episodes of this step, retried or not.
         tokens: tokens sampled since the process started.
+        newest_error: reason of the last failed episode; "" for none.
         seconds: time since the run was started or resumed.
         first_step: number of steps that were finished before the run was resumed.
         activity: counts of the work in progress, as a phrase; "" for none.
@@ -62,6 +63,7 @@ class Progress:
     finished: int = 0
     failed: int = 0
     tokens: int = 0
+    newest_error: str = ""
     seconds: float = 0.0
     first_step: int = 0
     activity: str = ""
@@ -80,6 +82,7 @@ class RunInfo:
     Args:
         service: description of the service that runs the model.
         progress: returns the current `Progress`, from any thread.
+        earlier: steps and metrics from before the run was resumed.
     """
 
     name: str
@@ -88,6 +91,7 @@ class RunInfo:
     envs: tuple[str, ...]
     service: str
     progress: Callable[[], Progress]
+    earlier: Sequence[tuple[int, Mapping[str, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -123,31 +127,39 @@ class RunResult:
         return view_run(self.directory)
 
     def __repr__(self) -> str:
-        return f"<RunResult {self._summarize()}>"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._summarize())}</p>"
-
-    def _summarize(self) -> str:
-        """Return a line with a small chart of the mean reward."""
         from rlkit.metrics.rewards import draw_bars
 
-        rewards = _read_rewards(self.directory)
-        reward = f", reward {rewards[0]:.2f} → {rewards[-1]:.2f}" if rewards else ""
-        used = "" if self.spending is None else f", {self.spending.tokens:,} tokens, {self.spending.seconds:.0f} s"
-        chart = f" {draw_bars(rewards)}" if rewards else ""
-        return f"{self.name}: {self.status} after {self.steps} steps{reward}{used}{chart}"
+        return f"<RunResult {self._describe()} {draw_bars(self._rewards('env'))}".rstrip() + ">"
 
+    def _repr_html_(self) -> str:
+        from rlkit.metrics.rewards import draw_line_chart
 
-def _read_rewards(directory: Path) -> list[float]:
-    """Return the mean reward of each step; none if they cannot be read, because showing a result never fails."""
-    from rlkit.metrics.rewards import mean_reward
-    from rlkit.store.history import read_metrics
+        rewards = self._rewards("env")
+        chart = draw_line_chart(rewards) if len(rewards) > 1 else ""
+        return f"<p>{html.escape(self._describe())}</p>{chart}"
 
-    with suppress(RlkitError, OSError):
-        rewards = (mean_reward(metrics, "env") for _, metrics in read_metrics(directory / "metrics.jsonl"))
-        return [reward for reward in rewards if reward is not None]
-    return []
+    def _describe(self) -> str:
+        return f"{self.name}: {self.status}: {self.describe_gain()}"
+
+    def describe_gain(self) -> str:
+        """Describe the reward and the evaluation at the start and at the end, and what the run took."""
+        from rlkit.trackers.rendering import render_gain, render_spending
+
+        rewards = {"reward": self._rewards("env"), "evaluation": self._rewards("eval")}
+        gains = [f"{name} {render_gain(values)}" for name, values in rewards.items() if values]
+        used = [] if self.spending is None else [render_spending(self.spending)]
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        return ", ".join([f"{', '.join(gains)} in {steps}" if gains else steps, *used])
+
+    def _rewards(self, prefix: str) -> list[float]:
+        """Return the mean rewards in order; none if they cannot be read, because showing a result never fails."""
+        from rlkit.metrics.rewards import mean_reward
+        from rlkit.store.history import read_metrics
+
+        with suppress(RlkitError, OSError):
+            rewards = (mean_reward(metrics, prefix) for _, metrics in read_metrics(self.directory / "metrics.jsonl"))
+            return [reward for reward in rewards if reward is not None]
+        return []
 
 
 class Tracker:

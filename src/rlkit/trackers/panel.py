@@ -5,6 +5,8 @@ Invariant: the panel is never wider than the terminal, and shows at most `MAX_RO
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +22,8 @@ from rich.text import Text
 
 from rlkit.metrics.rewards import draw_bars
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
-from rlkit.trackers.console import collect_rewards, render_duration, render_number
+from rlkit.trackers.console import KL, NLL, collect_rewards
+from rlkit.trackers.rendering import render_duration, render_gain
 
 REFRESHES_PER_SECOND = 4
 RATE_WINDOW_S = 60.0
@@ -28,7 +31,6 @@ MAX_ROWS = 8
 MAX_NAME_CHARS = 28
 MAX_PANEL_CHARS = 120
 NARROW_CHARS = 64
-HISTORY_STEPS = 200
 
 
 def render_panel(
@@ -36,6 +38,7 @@ def render_panel(
     progress: Progress,
     *,
     history: Mapping[str, Sequence[float]],
+    metrics: Mapping[str, float],
     tokens_per_s: float | None,
     width: int,
     unicode: bool = True,
@@ -44,6 +47,7 @@ def render_panel(
 
     Args:
         history: rewards so far by label, in the order of steps.
+        metrics: metrics of the last step.
         tokens_per_s: rate of sampling; None if unknown.
         width: width of the terminal in characters.
         unicode: the terminal supports Unicode, so reward bars are drawn.
@@ -51,9 +55,13 @@ def render_panel(
     width = min(width, MAX_PANEL_CHARS)
     body = Table.grid(expand=True)
     body.add_row(_render_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
-    body.add_row(_render_rollouts(progress))
+    body.add_row(_render_rollouts(progress, narrow=width < NARROW_CHARS))
+    if progress.newest_error:
+        body.add_row(_line(f"newest failure: {' '.join(progress.newest_error.split())}", "red"))
     if progress.activity:
-        body.add_row(Text(progress.activity, style="dim", no_wrap=True, overflow="ellipsis"))
+        body.add_row(_line(progress.activity, "dim"))
+    if health := _render_health(metrics):
+        body.add_row(_line(health))
     names = list(dict.fromkeys([*run.envs, *history]))
     visible_names = names if len(names) <= MAX_ROWS else names[: MAX_ROWS - 1]
     body.add_row(_render_environments(visible_names, history, width=width - 4, unicode=unicode))
@@ -72,7 +80,8 @@ def render_panel(
 
 
 def _render_head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> RenderableType:
-    step = Text(f"step {progress.step}/{progress.steps}", style="bold")
+    total = max(progress.steps, progress.step)  # a run that is resumed with fewer steps has more behind it
+    step = Text(f"step {progress.step}/{total}", style="bold")
     phase = Text(progress.phase, style="cyan")
     remaining = progress.seconds_left
     left = Text(render_duration(progress.seconds) if remaining is None else f"{render_duration(remaining)} left")
@@ -85,24 +94,43 @@ def _render_head(progress: Progress, tokens_per_s: float | None, *, narrow: bool
     row.add_column(ratio=1)
     for _ in range(3):
         row.add_column(no_wrap=True, justify="right")
-    bar = ProgressBar(total=max(progress.steps, 1), completed=progress.step)
+    bar = ProgressBar(total=max(total, 1), completed=progress.step)
     rate = Text("" if tokens_per_s is None else f"{tokens_per_s:.0f} tok/s")
     row.add_row(step, bar, phase, rate, left)
     return row
 
 
-def _render_rollouts(progress: Progress) -> Text:
+def _render_rollouts(progress: Progress, *, narrow: bool) -> Text:
     failed = Text(f"{progress.failed} failed", style="red" if progress.failed else "")
+    if narrow:
+        total = progress.running + progress.queued + progress.finished
+        return _line(f"rollouts  {progress.finished} of {total} done  ").append_text(failed)
     counts = f"{progress.running} running  {progress.queued} queued  {progress.finished} finished  "
-    return Text("rollouts  ", no_wrap=True, overflow="ellipsis").append(counts).append_text(failed)
+    return _line(f"rollouts  {counts}").append_text(failed)
+
+
+def _render_health(metrics: Mapping[str, float]) -> str:
+    """Render KL, entropy and the mean length of replies; skip missing metrics."""
+    names = {"kl": KL, "nll": NLL, "entropy": "optim/entropy", "tokens": "env/all/turn_tokens/mean"}
+    return "  ".join(f"{name} {_round(metrics[key])}" for name, key in names.items() if key in metrics)
+
+
+def _round(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _render_environments(
     names: Sequence[str], history: Mapping[str, Sequence[float]], *, width: int, unicode: bool
 ) -> RenderableType:
-    name_width = min(max(map(len, names), default=0), MAX_NAME_CHARS)
-    number_width = 8
-    bars_width = width - name_width - number_width - 6
+    arrow, number_width = ("→", 11) if unicode else ("->", 12)
+    gains = {name: render_gain(values, arrow=arrow) for name, values in history.items() if values}
+    number_width = max([number_width, *map(len, gains.values())])
+    name_width = min(max(map(len, names), default=0), MAX_NAME_CHARS, max(width - number_width - 12, 6))
+    bars_width = max(width - name_width - number_width - 4, 0)
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(width=name_width)
     rows.add_column(justify="right", width=number_width)
@@ -110,8 +138,8 @@ def _render_environments(
     for name in names:
         values = history.get(name, ())
         bars = draw_bars(list(values)[-bars_width:], width=bars_width) if unicode else ""
-        last = Text(render_number(values[-1]) if values else "…" if unicode else "-", style="bold" if values else "dim")
-        rows.add_row(_truncate(name, name_width), last, Text(bars, style="green"))
+        gain = gains.get(name, "…" if unicode else "-")
+        rows.add_row(_truncate(name, name_width), _line(gain, "bold" if values else "dim"), Text(bars, style="green"))
     return rows
 
 
@@ -129,19 +157,24 @@ class PanelTracker(Tracker):
         self._console = console
         self._clean = clean
         self._live: Live | None = None
-        self._history: dict[str, deque[float]] = {}
+        self._history: dict[str, list[float]] = {}
+        self._metrics: Mapping[str, float] = {}
         self._rate = TokenRate()
         self._last: RenderableType = Text("")
 
     def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self.on_note(f"run {run.name} in {run.directory}")
+        for step, metrics in run.earlier:
+            self.on_step(step, metrics)
+        _set_control_echo(False)
         draw = partial(self._draw, run)
         self._live = Live(console=self._console, get_renderable=draw, refresh_per_second=REFRESHES_PER_SECOND)
         self._live.start(refresh=True)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         for name, value in collect_rewards(metrics).items():
-            self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
+            self._history.setdefault(name, []).append(value)
+        self._metrics = {**self._metrics, **metrics}  # a step without training has no KL
 
     def on_note(self, message: str) -> None:  # noqa: D102  inherited
         self._console.print(Text(self._clean(message)))
@@ -154,6 +187,7 @@ class PanelTracker(Tracker):
         live, self._live = self._live, None
         if live is not None:
             live.stop()
+            _set_control_echo(True)
 
     def _draw(self, run: RunInfo) -> RenderableType:
         # The run may change its progress while this thread reads it: on an error, show the previous panel.
@@ -163,11 +197,25 @@ class PanelTracker(Tracker):
                 run,
                 progress,
                 history={name: list(values) for name, values in self._history.copy().items()},
+                metrics=self._metrics,
                 tokens_per_s=self._rate.update(progress.seconds, progress.tokens),
                 width=self._console.width,
                 unicode=self._console.encoding.lower().startswith("utf"),
             )
         return self._last
+
+
+def _set_control_echo(is_on: bool) -> None:
+    """Show or hide the `^C` that a terminal prints at Ctrl-C, because it tears the panel."""
+    with suppress(Exception):  # a system or a terminal without this setting
+        import termios
+
+        # The terminal stops a process in the background that changes it.
+        if sys.stdin.isatty() and os.tcgetpgrp(0) == os.getpgrp():
+            attributes = termios.tcgetattr(0)
+            flags = attributes[3]
+            attributes[3] = flags | termios.ECHOCTL if is_on else flags & ~termios.ECHOCTL
+            termios.tcsetattr(0, termios.TCSANOW, attributes)
 
 
 class TokenRate:

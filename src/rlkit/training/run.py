@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 from rlkit._util.activity import Activity
@@ -106,7 +106,12 @@ class Run:
             step=self.step,
             steps=self.steps,
             phase=self.phase,
-            **{**asdict(counts), "tokens": trained.tokens + evaluated.tokens},
+            queued=counts.queued,
+            running=counts.running,
+            finished=counts.finished,
+            failed=counts.failed,
+            tokens=trained.tokens + evaluated.tokens,
+            newest_error=self.store.metadata.redact(counts.newest_error),
             seconds=time.monotonic() - self._started_s,
             first_step=self.first_step,
             activity=str(self.activity),

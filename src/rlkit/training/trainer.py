@@ -43,7 +43,7 @@ from rlkit.store import RunStore
 from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
-from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, describe_service
+from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, name_service
 from rlkit.tinker_client.support import check_support
 from rlkit.token_records.pictures import copy_view_scripts
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
@@ -220,8 +220,9 @@ class RLTrainer(Trainer):
                 directory=store.directory,
                 model=config.model,
                 envs=tuple(config.envs),
-                service=describe_service(choice),
+                service=name_service(choice),
                 progress=run.progress,
+                earlier=tuple(store.read_metrics()),
             )
             self._trackers.on_start(info)
             if resumption.step:

@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from numba import config, njit
+from numba.core import event as numba_event
 from numba.core.caching import FunctionCache
+
+from rlkit._util.activity import Activity
 
 COMPILES = not config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
 """False if NUMBA_DISABLE_JIT is set: no kernel may be called, and the engine computes with torch."""
+
+_COMPILE = "numba:compile"  # the event has no instance for a kernel that the cache holds
+_KIND = "warm-up: kernels to compile"
 
 # LLVM fast-math flags that allow vectorised sums, but keep the semantics of infinity and NaN.
 FASTMATH_FLAGS = {"reassoc", "contract", "nsz", "arcp"}
@@ -41,6 +47,27 @@ def jit_kernel[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Call
         return dispatcher
 
     return decorate
+
+
+class CompileReporter(numba_event.Listener):
+    """Report the kernels that are being compiled: the first run on a machine waits for them."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._activity = activity
+        activity.put(_KIND, 0)  # displayed first
+        numba_event.register(_COMPILE, self)
+
+    def on_start(self, event: Any) -> None:
+        """Count a kernel."""
+        self._activity.add(_KIND)
+
+    def on_end(self, event: Any) -> None:
+        """Count a kernel less."""
+        self._activity.add(_KIND, -1)
+
+    def close(self) -> None:
+        """Stop reporting."""
+        numba_event.unregister(_COMPILE, self)
 
 
 class _SourceCheckedCache(FunctionCache):

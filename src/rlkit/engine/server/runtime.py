@@ -22,6 +22,7 @@ from rlkit._util.gc_tuning import return_free_memory
 from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.requests import TextDecoder
 from rlkit.engine.kernels.devices import BatchLimits, batch_limits
+from rlkit.engine.kernels.jit_cache import CompileReporter
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import Adapter, LoraSettings, added_bytes, make_adapter, make_sampling_weights
 from rlkit.engine.model.model_files import load_tokenizer
@@ -73,6 +74,7 @@ class Runtime:
     ) -> None:
         self._device = device
         self._activity = activity
+        self._compile_reporter = CompileReporter(activity)
         self._wide = Lanes(threads if device.type == "cpu" else 1)
         self._narrow = self._wide if threads else Lanes(1)
         self._store = store
@@ -193,6 +195,7 @@ class Runtime:
 
     def close(self) -> None:
         """Release everything."""
+        self._compile_reporter.close()
         self._models.clear()
         self.base_models.close()
         self._samplers.clear()
