@@ -125,7 +125,7 @@ def test_delete_asks_for_confirmation(
 ) -> None:
     typed = StringIO(answer)
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rlkit.cli.checkpoints.sys", SimpleNamespace(stdin=typed))
+    monkeypatch.setattr("rlkit.cli.common.output.sys", SimpleNamespace(stdin=typed))
     result = rlkit("checkpoints", "delete", "--all")
     assert result.exit_code == 0
     assert "permanently? [y/N]" in result.stderr

@@ -38,6 +38,15 @@ class CheckGroup(Group):
         return super().parse_args(ctx, args if is_command else ["env", *args])
 
 
+class RunsGroup(Group):
+    """Command group in which `rlkit runs` is short for `rlkit runs list`."""
+
+    @override
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]  a private type
+        has_command = bool(args) and (args[0] in ctx.help_option_names or not args[0].startswith("-"))
+        return super().parse_args(ctx, args if has_command else ["list", *args])
+
+
 def _print_version(is_requested: bool) -> None:
     if is_requested:
         typer.echo(f"rlkit {rlkit_version()}")
@@ -77,12 +86,18 @@ add_command(app, "eval", evaluate.evaluate)
 add_command(app, "export", checkpoints.export_run)
 add_command(app, "sync", sync.sync)
 add_command(app, "serve", serve.serve)
+add_command(app, "chat", serve.chat)
 add_command(app, "init", config.init, dotenv=False)
 add_command(app, "doctor", runs.doctor)
 add_command(app, "audit", runs.audit)
 add_command(app, "records", runs.records)
 add_command(app, "verify", runs.verify)
 add_command(app, "view", view.view)
+
+_runs = _add_group("runs", "List, remove and rename runs.", RunsGroup)
+add_command(_runs, "list", runs.list_all)
+add_command(_runs, "rm", runs.remove)
+add_command(_runs, "mv", runs.rename)
 
 _check = _add_group("check", "Check an environment (`rlkit check TARGET`) or a service.", CheckGroup)
 add_command(_check, "env", check.check)

@@ -5,7 +5,6 @@ Invariant: a deletion needs `--yes`, or a confirmation on a terminal after the c
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlkit.cli.common.guard import FAILED
-from rlkit.cli.common.options import Best, CheckpointStep, Merged, NewFolder, OptionalRun, RunName, RunOrState
+from rlkit.cli.common.options import Best, CheckpointStep, Merged, NewFolder, OptionalRun, RunName, RunOrState, Yes
 from rlkit.cli.common.output import Data, Output
 from rlkit.cli.common.progress import report_periodically
 from rlkit.cli.common.signals import run_terminable
@@ -34,7 +33,6 @@ Names = Annotated[
 Kind = Annotated[str | None, typer.Option(help="Select weights by kind: training, sampler or external (for peft).")]
 OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Select checkpoints older than this, such as 12h.")]
 All = Annotated[bool, typer.Option("--all", help="Select every checkpoint of the account.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the affected checkpoints, but change nothing.")]
 
 _DAY_S = 86400
@@ -224,7 +222,7 @@ def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_ru
         return 0
     if not yes:
         output.note("\n".join(_line(asdict(checkpoint)) for checkpoint in checkpoints))
-        if not _confirm(f"delete {_amount(checkpoints)}, permanently?", output):
+        if not output.confirm(f"delete {_amount(checkpoints)}, permanently?"):
             output.note("nothing was deleted")
             return 0
     deleted, failures = run_terminable(delete_checkpoints(selection, note=output.note))
@@ -232,14 +230,6 @@ def _delete(output: Output, selection: CheckpointSelection, *, yes: bool, dry_ru
         output.error(str(failure))
     _print(output, deleted, "deleted", changed=len(deleted))
     return FAILED if failures else 0
-
-
-def _confirm(question: str, output: Output) -> bool:
-    if output.json or not sys.stdin.isatty():
-        raise UsageError(f"{question} Cannot ask without a terminal: give --yes, or --dry-run to list them first")
-    output.err.write(f"{question} [y/N] ")
-    output.err.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _print(output: Output, checkpoints: Sequence[StoredCheckpoint], verb: str, *, changed: int) -> None:

@@ -1,15 +1,17 @@
-"""`rlkit doctor`, `rlkit audit`, `rlkit records` and `rlkit verify`."""
+"""`rlkit runs`, `rlkit doctor`, `rlkit audit`, `rlkit records` and `rlkit verify`."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from rlkit.cli.common.guard import FAILED, MISSING
-from rlkit.cli.common.options import OptionalRun, RunName
+from rlkit.cli.common.options import OptionalRun, RunName, Yes
 from rlkit.cli.common.output import Data, Output
 from rlkit.errors import UsageError
 
@@ -26,6 +28,62 @@ _STATUS_PHRASES = {
     "killed": "was killed after step",
 }
 """Phrases by status of a run; the number of the last step follows."""
+
+
+_AGES = (("d", 86400.0), ("h", 3600.0), ("min", 60.0))  # units of an age, in seconds
+
+
+def list_all(output: Output) -> None:
+    """List the runs on this machine, the newest first."""
+    from rlkit.view.library import Library
+
+    summaries = Library.find([]).summaries()
+    rows: list[dict[str, Data]] = summaries["runs"]
+    lines = [_render_run(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    output.result(rows, text or f"there are no runs in {summaries['folder']}")
+
+
+def remove(
+    output: Output,
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Run names, or run folders.")],
+    *,
+    yes: Yes = False,
+) -> int:
+    """Delete the folders of runs permanently. Their checkpoints stay on the service."""
+    from rlkit.tools.runs import find_idle_runs, remove_run
+
+    folders = find_idle_runs(runs)
+    if not yes and not output.confirm(f"delete {', '.join(map(str, folders))}, permanently?"):
+        output.note("nothing was deleted")
+        return 0
+    for folder in folders:
+        remove_run(folder)
+    removed = [str(folder) for folder in folders]
+    output.result({"removed": removed}, "\n".join(f"removed {folder}" for folder in removed))
+    return 0
+
+
+def rename(
+    output: Output, run: RunName, name: Annotated[str, typer.Argument(metavar="NAME", help="New name of the run.")]
+) -> None:
+    """Rename a run and its folder."""
+    from rlkit.tools.runs import rename_run
+
+    folder = rename_run(run, name)
+    output.result({"run": folder.name, "directory": str(folder)}, f"renamed to {folder}")
+
+
+def _render_run(row: Mapping[str, Any]) -> list[str]:
+    """Return the name, the status, the steps, the reward and the age of a run."""
+    from rlkit.trackers.rendering import render_gain
+
+    steps = f"step {row.get('step', 0)}" + (f"/{row['steps']}" if row.get("steps") else "")
+    reward = row.get("reward")
+    seconds = time.time() - (row.get("started") or row.get("updated") or time.time())
+    amount, unit = next(((seconds / length, unit) for unit, length in _AGES if seconds >= length), (seconds, "s"))
+    return [row["name"], row["status"] or "", steps, render_gain(reward) if reward else "", f"{amount:.0f} {unit} ago"]
 
 
 def doctor(

@@ -1,8 +1,9 @@
-"""`rlkit serve`."""
+"""`rlkit serve` and `rlkit chat`."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -10,9 +11,14 @@ from typing import Annotated
 
 import typer
 
+from rlkit.cli.common.options import Best, CheckpointStep
 from rlkit.cli.common.output import Output
-from rlkit.cli.common.signals import graceful_shutdown
+from rlkit.cli.common.signals import graceful_shutdown, run_terminable
 from rlkit.errors import UsageError
+
+RunOrSampler = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run name, run folder, or tinker://…/sampler_weights/… path.")
+]
 
 
 def serve(
@@ -73,6 +79,71 @@ def serve(
         if host not in ("127.0.0.1", "localhost"):
             output.note("other machines can reach the engine, and the key is sent unencrypted: use a trusted network")
         stop.wait()
+
+
+def chat(
+    output: Output,
+    run: RunOrSampler,
+    message: Annotated[
+        str | None, typer.Argument(help="Message to answer; by default a conversation.", show_default=False)
+    ] = None,
+    *,
+    step: CheckpointStep = None,
+    best: Best = False,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Limit of a reply, in tokens.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling; 0 is greedy.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the replies.")] = 0,
+) -> None:
+    """Talk to a checkpoint of a run.
+
+    Without MESSAGE, each line of stdin is a message, and /new begins another conversation.
+    """
+    from rlkit.tools.chat import open_chat
+    from rlkit.types import Message, Sampling
+
+    system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+
+    async def converse() -> None:
+        from rlkit._util.threads import in_thread
+        from rlkit.errors import ContextFull
+
+        sampling = Sampling(max_tokens, temperature)
+        async with open_chat(run, sampling, step=step, best=best, seed=seed, note=output.note) as begin:
+            policy, messages = begin(), list(system_messages)
+            while (line := message or await in_thread(lambda: _read_line(output))) is not None:
+                if line == "/new":
+                    policy, messages = begin(), list(system_messages)
+                    continue
+                question: Message = {"role": "user", "content": line}
+                try:
+                    reply = await policy.chat([*messages, question])
+                except ContextFull as error:
+                    if message is not None:
+                        raise
+                    output.error(f"{error}; /new begins another conversation")
+                    continue
+                messages += [question, reply.message]
+                output.result({"message": reply.message, "stop": reply.turn.stop}, reply.text)  # pyright: ignore[reportArgumentType]  a message is JSON
+                if reply.truncated:
+                    output.note(f"the reply was cut off after {max_tokens} tokens (--max-tokens)")
+                if message is not None:
+                    return
+
+    run_terminable(converse())
+
+
+def _read_line(output: Output) -> str | None:
+    """Return the next line of stdin that is not empty; None at its end."""
+    while True:
+        if sys.stdin.isatty():
+            output.err.write("> ")
+            output.err.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return None
+        if line.strip():
+            return line.strip()
 
 
 def _show_address(output: Output, url: str, key: str) -> None:

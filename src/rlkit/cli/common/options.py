@@ -33,3 +33,4 @@ Uploads = Annotated[
     bool, typer.Option("--openreward", help="Short for track.openreward={}: upload rollouts of its environments.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -70,6 +71,16 @@ class Output:
 
     def silent(self, text: str) -> None:
         """Print nothing; replaces `note` with `--quiet`."""
+
+    def confirm(self, question: str) -> bool:
+        """Ask a question, and return whether the answer is yes; raise `UsageError` if nobody can answer."""
+        if self.json or not sys.stdin.isatty():
+            from rlkit.errors import UsageError
+
+            raise UsageError(f"{question} Cannot ask without a terminal: give --yes")
+        self.err.write(f"{question} [y/N] ")
+        self.err.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def failure(self, text: str, *, kind: str, exit_code: int) -> None:
         """Print the error that ended the command; with `--json`, also as a JSON object."""

@@ -1,0 +1,67 @@
+"""Conversations with the weights of a run, or with a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rlkit._util.seeds import derive_seed
+from rlkit._util.threads import in_thread
+from rlkit.chat.format import ChatFormat
+from rlkit.chat.renderers import chat_format, load_chat
+from rlkit.config.loading.run_config import load_run_config
+from rlkit.policy import Limits, Policy
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.tinker_client.connect import choose_service, connect
+from rlkit.tokenizers.load import load_tokenizer
+from rlkit.tools.checkpoints import choose_checkpoint
+from rlkit.types import Sampling
+
+
+@asynccontextmanager
+async def open_chat(
+    name: str,
+    sampling: Sampling,
+    *,
+    step: int | None = None,
+    best: bool = False,
+    seed: int = 0,
+    note: Callable[[str], None],
+) -> AsyncGenerator[Callable[[], Policy]]:
+    """Load a checkpoint, and yield a function that begins a conversation with it.
+
+    Args:
+        name: name or folder of a run, or `tinker://` path of sampler weights.
+        sampling: settings of the replies.
+        step, best: see `choose_checkpoint`; by default the newest checkpoint.
+
+    Raises:
+        UsageError: there is no such checkpoint.
+        MissingError: the service does not answer.
+    """
+    chosen = choose_checkpoint(name, step=step, best=best)
+    path = chosen.path if chosen.checkpoint is None else chosen.checkpoint.sampler
+    choice = choose_service(chosen.service)
+    async with connect(chosen.service, choice=choice, note=note) as service:
+        model = await service.model_of(path)
+        chat = await in_thread(lambda: _load_format(model, chosen.run, engine=choice.kind == "engine", note=note))
+        sampler, context = await service.sampler(model=model, checkpoint=path), await service.context_tokens(model)
+
+        def begin() -> Policy:
+            return RecordingPolicy(
+                sampler=lambda: sampler,
+                chat=chat,
+                sampling=sampling,
+                seed=lambda turn: derive_seed(seed, "chat", turn),
+                limits=Limits(context_tokens=context),
+            )
+
+        yield begin
+
+
+def _load_format(model: str, run: Path | None, *, engine: bool, note: Callable[[str], None]) -> ChatFormat:
+    """Return the chat format of a run, or the usual one of a model."""
+    if run is not None:
+        return load_chat(load_run_config(run), engine=engine, note=note)
+    return chat_format(model, load_tokenizer(model, with_weights=engine, note=note))

@@ -1,0 +1,93 @@
+"""`rlkit runs` and `rlkit chat`, on runs of the embedded engine with a small real model."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlkit as toolkit
+
+type Command = Callable[..., Any]
+
+
+class Say(toolkit.SingleTurnEnv):
+    def prompt(self) -> str:
+        return "Say something."
+
+    def grade(self, reply: toolkit.Reply) -> float:
+        return float(len(reply.text) % 2)
+
+
+@pytest.fixture
+def run(byte_model_dir: Path) -> toolkit.RunResult:
+    settings: dict[str, Any] = {"batch": {"groups": 1, "group_size": 2}, "sampling": {"max_tokens": 4}}
+    return toolkit.train(
+        model=str(byte_model_dir), name="first", envs=[Say()], steps=2, lora={"rank": 2}, trackers=[], **settings
+    )
+
+
+def test_runs_are_listed_with_status_steps_reward_and_age(run: toolkit.RunResult, rlkit: Command) -> None:
+    line = rlkit("runs").stdout
+    assert line.split()[:4] == ["first", "completed", "step", "2/2"]
+    assert line.rstrip().endswith(" ago")
+    (row,) = json.loads(rlkit("runs", "--json").stdout)
+    assert (row["name"], row["step"], row["live"]) == ("first", 2, False)
+
+
+def test_a_folder_without_runs_says_so(rlkit: Command) -> None:
+    assert rlkit("runs").stdout.startswith("there are no runs in ")
+
+
+def test_a_renamed_run_is_resumed_under_its_new_name(run: toolkit.RunResult, rlkit: Command) -> None:
+    assert rlkit("runs", "mv", "first", "second").exit_code == 0
+    assert not run.directory.exists()
+    assert rlkit("doctor", "second").stdout.startswith("second is complete at step 2")
+
+
+@pytest.mark.parametrize("name", ["../first", "a/b", "", ".", ".hidden", "first"])
+def test_a_name_that_is_taken_or_no_folder_is_refused(run: toolkit.RunResult, rlkit: Command, name: str) -> None:
+    assert rlkit("runs", "mv", "first", name).exit_code == 2
+    assert run.directory.exists()
+
+
+def test_removed_runs_are_gone(run: toolkit.RunResult, rlkit: Command) -> None:
+    assert rlkit("runs", "rm", "first").exit_code == 2  # nobody can confirm
+    assert run.directory.exists()
+    assert rlkit("runs", "rm", "first", "--yes").exit_code == 0
+    assert not list(run.directory.parent.glob("*first*"))
+
+
+def test_a_run_in_progress_is_neither_removed_nor_renamed(run: toolkit.RunResult, rlkit: Command) -> None:
+    with (run.directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for arguments in (("rm", "first", "--yes"), ("mv", "first", "second")):
+            result = rlkit("runs", *arguments)
+            assert result.exit_code == 2
+            assert "the run first is in progress: stop it first" in result.stderr
+    assert run.directory.exists()
+
+
+def test_a_checkpoint_answers_a_message(run: toolkit.RunResult, rlkit: Command) -> None:
+    first = rlkit("chat", "first", "Hello", "--max-tokens", 6, "--json")
+    assert first.exit_code == 0, first.stderr
+    reply = json.loads(first.stdout)
+    assert reply["message"]["role"] == "assistant"
+    assert rlkit("chat", "first", "Hello", "--max-tokens", 6, "--json").stdout == first.stdout
+    assert rlkit("chat", "first", "Hello", "--max-tokens", 6, "--json", "--seed", 1).stdout != first.stdout
+    assert rlkit("chat", "first", "Hello", "--step", 9).exit_code == 2
+
+
+def test_a_conversation_takes_lines_until_the_end_of_its_input(run: toolkit.RunResult, rlkit: Command) -> None:
+    from typer.testing import CliRunner
+
+    from rlkit.cli.app import app
+
+    lines = "one\n\n/new\ntwo\n"
+    result = CliRunner().invoke(app, ["chat", "first", "--max-tokens", "4", "--json"], input=lines, prog_name="rlkit")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 2
