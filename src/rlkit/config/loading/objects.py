@@ -43,6 +43,7 @@ BUILT_IN = {
     "math": "rlkit.envs.math:maths",
     "openenv": "rlkit.envs.openenv:openenv",
     "openreward": "rlkit.envs.openreward:openreward",
+    "rows": "rlkit.envs.rows:rows",
     "verifiers": "rlkit.envs.verifiers:verifiers",
 }
 """Built-in environments by name."""

@@ -1,0 +1,113 @@
+"""Rows of a table as tasks: a prompt, an answer and a grader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, cast
+
+from pydantic import Field
+
+from rlkit.env import SingleTurnEnv
+from rlkit.envs.math.table_files import Row, read_rows
+from rlkit.errors import UsageError, did_you_mean
+from rlkit.types import Message, Outcome, Reply
+
+type Grader = Callable[..., Outcome | float]
+
+_COLUMN = re.compile(r"\{([^{}]+)\}")
+
+
+@dataclass(frozen=True)
+class RowTask(SingleTurnEnv):
+    """A task of one prompt and one reply."""
+
+    task_id: str
+    # Text or messages.
+    question: str | Sequence[Message]
+    # The answer, or the row if there is no column of answers.
+    answer: object
+    grader: Grader | None
+
+    @property
+    def gold(self) -> str | None:
+        """A reply that earns the full reward, if the task compares texts."""
+        return str(self.answer) if self.grader is None else None
+
+    def prompt(self) -> str | Sequence[Message]:
+        """Return the messages, or the text to complete."""
+        return self.question
+
+    def grade(self, reply: Reply) -> Outcome | float:
+        """Return the reward of the grader, or 1 for a reply equal to the answer."""
+        if self.grader is None:
+            return float(reply.text.strip() == str(self.answer).strip())
+        return self.grader(reply.text, self.answer)
+
+
+def rows(
+    *,
+    path: Path,
+    prompt: str = "prompt",
+    answer: str | None = None,
+    grader: Grader | None = None,
+    system: str | None = None,
+    chat: bool = True,
+    start: Annotated[int, Field(ge=0)] = 0,
+    stop: Annotated[int, Field(ge=1)] | None = None,
+) -> list[RowTask]:
+    """Return the rows of a file as tasks.
+
+    Args:
+        path: `.jsonl`, `.ndjson`, `.json`, `.parquet`, `.csv` or `.tsv`.
+        prompt: column of the prompt, a text or a list of messages; or a text with columns in braces.
+        answer: column of the answer.
+        grader: function of the reply's text and the answer (the row, without `answer`) that returns the reward. By
+            default the reply must equal the answer.
+        system: system prompt before a prompt that is a text.
+        chat: false lets the model continue the prompt as plain text, without its chat template.
+        start, stop: first row, and the row after the last one, from 0.
+
+    Raises:
+        UsageError: the file cannot be read, a row lacks a column, or there is nothing to reward or no row.
+    """
+    if answer is None and grader is None:
+        raise UsageError("answer: set it to the column of the answer, or set grader")
+    if system is not None and not chat:
+        raise UsageError("system: it has no effect without the chat template; leave out chat: false")
+    prefix: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    tasks = list[RowTask]()
+    for number, row in enumerate(islice(read_rows(path), start, stop), start):
+        question = _read_prompt(row, prompt, f"{path}, row {number}")
+        if chat and isinstance(question, str):
+            user: Message = {"role": "user", "content": question}
+            question = [*prefix, user]
+        expected = row if answer is None else _find(row, answer, "answer", f"{path}, row {number}")
+        tasks.append(RowTask(f"{path.stem}-{number}", question, expected, grader))
+    if not tasks:
+        raise UsageError(f"path: {path} has no row from {start} to {stop or 'its end'}")
+    return tasks
+
+
+def _read_prompt(row: Row, prompt: str, where: str) -> str | Sequence[Message]:
+    if _COLUMN.search(prompt):
+        return _COLUMN.sub(lambda match: str(_find(row, match[1], "prompt", where)), prompt)
+    value = _find(row, prompt, "prompt", where)
+    if isinstance(value, str):
+        return value
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    if not items or not all(isinstance(item, Mapping) and "role" in item and "content" in item for item in items):
+        raise UsageError(f"prompt: the column {prompt!r} of {where} is neither a text nor a list of messages")
+    return cast("list[Message]", items)
+
+
+def _find(row: Row, column: str, argument: str, where: str) -> object:
+    value = row.get(column)
+    if value is None:
+        columns = [str(name) for name in row]
+        near = did_you_mean(column, columns) or f" Columns: {', '.join(columns)}"
+        raise UsageError(f"{argument}: {where} has no {column!r}.{near}")
+    return value
