@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time as bound_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -474,6 +475,30 @@ def test_a_grader_that_accepts_the_empty_answer_is_found() -> None:
 )
 def test_an_environment_that_fails_on_odd_text_is_found(env: object, message: str) -> None:
     assert message in failed(report_of(env))["odd replies"].detail
+
+
+class Caller(Adder):
+    """Rewards a right answer only after a call of the tool."""
+
+    gold: Any = [  # noqa: RUF012  as users write it
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "1", "name": "add", "arguments": {"a": 3, "b": 4}}],
+        },
+        {"role": "tool", "content": "7", "tool_call_id": "1"},
+        {"role": "assistant", "content": "7"},
+    ]
+
+    async def grade(self, state: dict[str, int], reply: Reply | None) -> Outcome | float:
+        return float(state["calls"] == 1 and reply is not None and reply.text == "7")
+
+
+def test_a_gold_answer_may_be_a_conversation_with_tool_calls() -> None:
+    assert status(report_of(Caller()), "gold answer") == "passed"
+    wrong = Caller()
+    wrong.gold = [{"role": "assistant", "content": "7"}]
+    assert "reward 0, not 1" in failed(report_of(wrong))["gold answer"].detail
 
 
 def test_a_gold_answer_without_the_full_reward_is_found() -> None:

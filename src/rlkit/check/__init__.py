@@ -38,9 +38,10 @@ async def check(
     turns, the turn limit, resource leaks, cancellation and odd replies. Rollouts must not change the environment, and
     the reward must not depend on the time, on chance or on earlier rollouts.
 
-    Optional attributes of an environment: `gold: str` is an answer that earns the full reward, `max_reward: float` is
-    the full reward (default 1.0), and `stochastic = True` allows the reward to depend on chance. `judged_examples` is a
-    list of pairs, fields and label, with which the verdicts of its `judge` are compared.
+    Optional attributes of an environment: `gold` is an answer that earns the full reward, a text or a list of messages
+    with tool calls. `max_reward: float` is the full reward (default 1.0), and `stochastic = True` allows the reward to
+    depend on chance. `judged_examples` is a list of pairs, fields and label, with which the verdicts of its `judge` are
+    compared.
 
     Args:
         chat: the model's chat format; `ByteChat()` by default.

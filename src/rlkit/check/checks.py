@@ -21,13 +21,13 @@ import numpy as np
 from rlkit.check.conditions import make_conditions, seed_chance
 from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks, limit_time
 from rlkit.check.leaks import count_resources, find_leaks
-from rlkit.check.player import abbreviate
-from rlkit.check.replies import EMPTY, ODD, PLAIN
+from rlkit.check.player import Script, abbreviate
+from rlkit.check.replies import EMPTY, ODD, PLAIN, write_reply
 from rlkit.check.report import Finding
 from rlkit.check.snapshots import find_changes, take_snapshot
 from rlkit.env import Env
 from rlkit.testing.policies import MAX_TOKENS, NoisyPolicy
-from rlkit.types import Json
+from rlkit.types import Json, Message
 
 TIME = "time limit"
 
@@ -81,7 +81,7 @@ async def _check_prompt(context: CheckContext) -> str:
 async def _check_gold_answer(context: CheckContext) -> str:
     cases = [(env, gold) for env in context.envs for gold in _list_gold(env)]
     if not cases:
-        raise Skip("the environment has no `gold: str`")
+        raise Skip("the environment has no `gold`")
     for env, gold in cases:
         rollout = await context.player.play(env, gold)
         context.gold_reward = max(context.gold_reward, rollout.reward or 0.0)
@@ -263,10 +263,14 @@ async def _check_determinism(context: CheckContext) -> str:
     return f"{len(expected)} replies have the same reward under {len(conditions)} conditions"
 
 
-def _list_gold(env: Env) -> list[str]:
-    """Return the gold answer, if the environment has one."""
-    gold = getattr(env, "gold", None)
-    return [gold] if isinstance(gold, str) else []
+def _list_gold(env: Env) -> list[Script]:
+    """Return the gold answer, if the environment has one; of a list of messages, the assistant's in order."""
+    gold: object = getattr(env, "gold", None)
+    if isinstance(gold, str):
+        return [gold]
+    messages = cast("list[Message]", gold) if isinstance(gold, list) else []
+    replies = tuple(write_reply(message) for message in messages if message["role"] == "assistant")
+    return [replies] if replies else []
 
 
 def _get_full_reward(env: Env) -> float:

@@ -29,6 +29,10 @@ GRACE_S = 1.0
 MAX_TURNS = 8  # maximum number of times that a rollout gets the same reply
 
 
+type Script = str | tuple[str, ...]
+"""A reply that is every completion of a rollout, or its replies in order; empty ones follow."""
+
+
 class Hang(Exception):
     """A rollout exceeded its time limit; with `ignores_cancellation`, cancelling it did not end it either."""
 
@@ -82,14 +86,14 @@ class Player:
     async def play(
         self,
         env: Env,
-        reply: str,
+        reply: Script,
         *,
         max_turns: int = MAX_TURNS,
         max_tokens: int = MAX_TOKENS,
         delay_s: float = 0.0,
         condition: str = "",
     ) -> WatchedRollout:
-        """Play once, with `reply` as every completion; raise `Hang` if it does not end within `timeout_s`."""
+        """Play a script once; raise `Hang` if the rollout does not end within `timeout_s`."""
         limits = Limits(max_turns=max_turns)
         activity = f"{get_task_name(env)}, reply {abbreviate(reply)}{condition and f', {condition}'}"
         policy = WatchedPolicy(reply, chat=self.chat, max_tokens=max_tokens, limits=limits, delay_s=delay_s)
@@ -97,7 +101,7 @@ class Player:
         self.rollouts.append(rollout)
         return rollout
 
-    async def cancel(self, env: Env, reply: str, *, turn: int) -> WatchedRollout | None:
+    async def cancel(self, env: Env, reply: Script, *, turn: int) -> WatchedRollout | None:
         """Cancel a rollout while it waits for completion number `turn`; return None if it never requests that one.
 
         Raises:
@@ -136,7 +140,7 @@ class WatchedPolicy(ScriptedPolicy):
 
     def __init__(
         self,
-        reply: str,
+        reply: Script,
         *,
         chat: ChatFormat,
         limits: Limits,
@@ -144,7 +148,8 @@ class WatchedPolicy(ScriptedPolicy):
         delay_s: float = 0.0,
         stuck_at: int | None = None,
     ) -> None:
-        super().__init__(lambda prompt: reply, chat=chat, max_tokens=max_tokens, limits=limits)
+        replies = itertools.repeat(reply) if isinstance(reply, str) else itertools.chain(reply, itertools.repeat(""))
+        super().__init__(lambda prompt: next(replies), chat=chat, max_tokens=max_tokens, limits=limits)
         self.stuck = asyncio.get_running_loop().create_future()
         self.tools: list[Tool] = []
         self.rewritten: str | None = None
@@ -202,6 +207,8 @@ def get_task_name(env: object) -> str:
     return str(getattr(env, "task_id", type(env).__name__))
 
 
-def abbreviate(text: str) -> str:
+def abbreviate(text: Script) -> str:
     """Return a short text on one line."""
+    if not isinstance(text, str):
+        return " and then ".join(map(abbreviate, text))
     return repr(text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rlkit.types import Json, Tool
+from rlkit.types import Json, Message, Tool
 
 PLAIN = "42"
 """An ordinary reply, most likely wrong."""
@@ -54,8 +54,18 @@ def write_tool_calls(tools: Sequence[Tool]) -> list[str]:
     """Return tool calls in a model's format: with valid arguments, without arguments, and with arguments of wrong
     types."""
     pairs = [(tool["name"], arguments) for tool in tools for arguments in _make_arguments(tool["parameters"])]
-    calls = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in pairs]
-    return [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
+    return [_write_call(name, arguments) for name, arguments in pairs]
+
+
+def write_reply(message: Message) -> str:
+    """Return an assistant's message as a model writes it: its text, then its tool calls."""
+    content, calls = message["content"], message.get("tool_calls", [])
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
+    return "\n".join([*([text] if text else []), *(_write_call(call["name"], call["arguments"]) for call in calls)])
+
+
+def _write_call(name: str, arguments: Json) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def _make_arguments(schema: Mapping[str, Json]) -> list[dict[str, Json]]:
