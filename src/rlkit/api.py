@@ -12,6 +12,7 @@ from typing import Literal, TypedDict, Unpack, cast
 from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.losses import LossFunction
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory, require_run_directory
@@ -48,7 +49,6 @@ class Settings(TypedDict, total=False):
     batch: SectionLike
     rollouts: SectionLike
     schedule: SectionLike
-    loss: SectionLike
     reward: Literal["train", "none"]
     teacher: SectionLike
     kl_penalty: SectionLike
@@ -69,6 +69,7 @@ def train(
     *,
     envs: Tasks | Mapping[str, Tasks] | None = None,
     advantage: AnyEstimator | SectionLike | str | None = None,
+    loss: LossFunction | SectionLike | str | None = None,
     trackers: Sequence[Tracker] | None = None,
     resume: bool = False,
     **settings: Unpack[Settings],
@@ -86,6 +87,7 @@ def train(
         config: a configuration or its path; None starts from the defaults.
         envs: tasks that replace those of the configuration, or tasks by name, which are added to them.
         advantage: an estimator, its name, or a mapping with its name and settings.
+        loss: a loss function, the name of a loss, or a mapping with its name and settings.
         trackers: observers of the run; None prints a line a step.
         resume: resume the run of that `name`, if there is one.
         settings: fields of the configuration, which override `config`.
@@ -99,6 +101,8 @@ def train(
         raise UsageError(f"advantage: a value of type {kind} is no name, no function and no mapping with a name")
     tasks = _name_tasks(envs)
     fields: dict[str, object] = {**settings}
+    if loss is not None and not callable(loss):
+        fields["loss"] = loss
     if isinstance(advantage, str | Mapping | Estimator):
         fields["advantage"] = advantage
     resolved = _resolve(config, fields, envs=tasks, replace_envs=bool(tasks) and not isinstance(envs, Mapping))
@@ -107,9 +111,11 @@ def train(
         from rlkit.trackers.console import ConsoleTracker
 
         trackers = [ConsoleTracker()]
-    stop = StopSignal()
+    stop, function = StopSignal(), loss if callable(loss) else None
     resume = resume and is_run_directory(require_run_directory(resolved.config))
-    trainer = RLTrainer(resolved, envs=tasks, estimators=estimators, trackers=trackers, stop=stop, resume=resume)
+    trainer = RLTrainer(
+        resolved, envs=tasks, estimators=estimators, loss=function, trackers=trackers, stop=stop, resume=resume
+    )
     return _run_in_thread(trainer.train, stop)
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
+from rlkit.config.loading.foreign_names import FOREIGN_NAMES
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
+from rlkit.config.loading.outline import leaf_fields
 from rlkit.config.loading.resolved import ResolvedConfig, leaves, show_lines
 from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import Config, EnvConfig
@@ -74,6 +76,18 @@ def test_later_files_override_earlier_ones_and_the_command_line_overrides_all(fo
     assert resolved.origins["sampling.top_p"] == "default"
 
 
+def test_each_name_of_another_trainer_leads_to_a_field() -> None:
+    fields = {".".join(path) for path in leaf_fields()} | {"advantage"}
+    assert set(FOREIGN_NAMES.values()) <= fields
+    assert not FOREIGN_NAMES.keys() & fields
+
+
+def test_the_name_of_a_loss_is_short_for_its_section(load: Load) -> None:
+    assert load("envs: {arithmetic: {}}\nloss: ppo").config.loss == PPO()
+    custom = load("envs: {arithmetic: {}}\nloss: package.module:reinforce").config.loss
+    assert (custom.name, custom.function) == ("custom", "package.module:reinforce")  # type: ignore[attr-defined]
+
+
 def test_empty_section_has_its_defaults(load: Load) -> None:
     resolved = load("envs:\n  arithmetic:\nsampling:\nloss: null\neval: {envs: null}\nservice: ~\n")
     assert resolved.config == Config(envs={"arithmetic": EnvConfig()})
@@ -84,6 +98,13 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
     [
         ("batch:\n  group_sizee: 3", "a.yaml:3: batch.group_sizee: unknown field. Did you mean 'group_size'?"),
         ("group_size: 4", "a.yaml:2: group_size: unknown field. Did you mean 'batch.group_size'?"),
+        ("lr: 0.1", "a.yaml:2: lr: unknown field. Did you mean 'optimizer.learning_rate'?"),
+        ("optimizer: {lr: 0.1}", "a.yaml:2: optimizer.lr: unknown field. Did you mean 'optimizer.learning_rate'?"),
+        ("n_steps: 4", "a.yaml:2: n_steps: unknown field. Did you mean 'steps'?"),
+        ("num_generations: 4", "a.yaml:2: num_generations: unknown field. Did you mean 'batch.group_size'?"),
+        ("max_completion_length: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
+        ("loss: pop", "expected importance_sampling, "),
+        ("loss: pop", "found 'pop'. Did you mean 'ppo'?"),
         ("batch.groups: 4", 'a.yaml:2: "batch.groups": unknown field. Write it as batch: {groups: …}'),
         ("zzz: 4", "a.yaml:2: zzz: unknown field. Known: model, name, "),
         ("steps: -5", "a.yaml:2: steps: expected at least 1, found -5"),

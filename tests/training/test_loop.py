@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -209,6 +210,13 @@ def test_custom_loss_trains(byte_model_dir: Path) -> None:
     rewards = [line["env/digits/reward/mean"] for line in read_metrics(result)]
     assert rewards[-1] > rewards[0] + 0.2
     assert result.metrics["service/sequences_seen"] == 32
+
+
+def test_a_function_is_a_loss(byte_model_dir: Path) -> None:
+    settings: dict[str, Any] = {"steps": 1, "trackers": [], "batch": {"groups": 2, "group_size": 4}}
+    settings |= {"sampling": {"max_tokens": 4}, "lora": {"rank": 2}}
+    result = rlkit.train(model=str(byte_model_dir), envs=TASKS, loss=reinforce, **settings)
+    assert result.metrics["service/sequences_seen"] > 0
 
 
 def test_failing_custom_loss_is_named(byte_model_dir: Path) -> None:

@@ -19,6 +19,7 @@ from rlkit._util.paths import ARTEFACTS, runs_dir
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.advantages import AnyEstimator
+from rlkit.algorithms.losses import FunctionLoss, LossFunction
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_estimators, load_loss
@@ -80,6 +81,7 @@ class RLTrainer(Trainer):
         config: the result of `load_config`, or a `Config`.
         envs: tasks made in Python, by names of the configuration's `envs`; other environments are loaded.
         estimators: estimators made in Python, by the same names.
+        loss: loss function that replaces the configured loss.
         trackers: trackers in addition to the configured trackers.
         stop: signal to finish the step, save the weights and end.
         directory: directory of the run; by default the configured name in the folder of runs.
@@ -97,6 +99,7 @@ class RLTrainer(Trainer):
         *,
         envs: Mapping[str, Tasks] | None = None,
         estimators: Mapping[str, AnyEstimator] | None = None,
+        loss: LossFunction | None = None,
         trackers: Sequence[Tracker] = (),
         stop: StopSignal | None = None,
         directory: Path | None = None,
@@ -130,7 +133,7 @@ class RLTrainer(Trainer):
         self._tasks = tasks
         self._sources = make_mixture(config, tasks)
         self._estimators = load_estimators(config, estimators or {})
-        self._loss = load_loss(config.loss)
+        self._loss = load_loss(config.loss) if loss is None else FunctionLoss(function=loss)
         self._rate = make_learning_rate(config)
 
     @stop_leftover_tasks()

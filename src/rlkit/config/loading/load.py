@@ -35,7 +35,7 @@ from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.secrets import refuse_redacted, refuse_secrets
 from rlkit.config.loading.yaml_text import read_file, scalar
 from rlkit.config.schema import Config
-from rlkit.config.schema.objective import expand_advantage
+from rlkit.config.schema.objective import expand_name
 from rlkit.errors import ConfigError
 
 
@@ -122,10 +122,10 @@ def _expand_short_forms(root: Node) -> Node:
         if node is not None and node.value is not None and not (is_mapping(node.value) and node.value):
             count = Node(0, node.origin) if is_mapping(node.value) else node  # without fields, the run's own process
             root = replace(root, keys, Node({"count": count}, node.origin))
-    for keys in [("advantage",), *((*path, "advantage") for path in env_paths)]:
+    for keys in [("advantage",), ("loss",), *((*path, "advantage") for path in env_paths)]:
         node = find(root, keys)
         if node is not None and isinstance(node.value, str):
-            section = expand_advantage(node.value)
+            section = expand_name(node.value)
             # Only the text may come from an environment variable, not the rest of the section.
             entries = {
                 key: Node(text, node.origin, node.template if text == node.value else None)

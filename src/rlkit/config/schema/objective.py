@@ -50,20 +50,21 @@ def _check_supported(value: object) -> object:
     return value  # pyright: ignore[reportUnknownVariableType]  the table checks it
 
 
-def expand_advantage(value: str) -> dict[str, str]:
-    """Expand the name of an estimator, or the import path of a function, to a section."""
+def expand_name(value: str) -> dict[str, str]:
+    """Expand the name of an estimator or a loss, or the import path of a function, to a section."""
     return {"name": "custom", "function": value} if ":" in value else {"name": value}
 
 
 def _section(value: object) -> object:
-    return expand_advantage(value) if isinstance(value, str) else value
+    return expand_name(value) if isinstance(value, str) else value
 
 
 _ADVANTAGES = SectionTable(ChainMap[str, type[Estimator]]({"custom": CustomAdvantage}, ESTIMATORS))
 _LOSSES = SectionTable(ChainMap[str, type[Loss]]({"custom": CustomLoss}, LOSSES))
 type _Choice = Annotated[Estimator, _ADVANTAGES]
 type AdvantageConfig = Annotated[_Choice, BeforeValidator(_section, json_schema_input_type=str | _Choice)]
-type LossConfig = Annotated[Loss, _LOSSES, BeforeValidator(_check_supported)]
+type _LossChoice = Annotated[Loss, _LOSSES, BeforeValidator(_check_supported)]
+type LossConfig = Annotated[_LossChoice, BeforeValidator(_section, json_schema_input_type=str | _LossChoice)]
 
 
 class LengthPenaltyConfig(Section):
