@@ -98,7 +98,7 @@ def test_a_mistake_is_one_line(args: dict[str, Any], line: str) -> None:
 
 
 def test_the_files_of_the_page_train(byte_model_dir: Path) -> None:
-    for language, name in (("json", "questions.jsonl"), ("yaml", "capitals.yaml"), ("python", "capitals.py")):
+    for language, name in (("text", "questions.jsonl"), ("yaml", "capitals.yaml"), ("python", "capitals.py")):
         found = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
         assert found is not None
         Path(name).write_text(found[1])
