@@ -134,7 +134,7 @@ def readme_commands() -> list[str]:
 def test_readme_has_one_command_to_train_and_one_to_test() -> None:
     set_up = "python3 -m pip install --target .uv uv && .uv/bin/uv run "
     assert readme_commands() == [
-        f"{set_up}rlkit train examples/arithmetic.yaml",
+        f"{set_up}--no-dev rlkit train examples/arithmetic.yaml",
         f"{set_up}pytest -n 3 --dist loadfile",
     ]
 

@@ -85,6 +85,9 @@ class RolloutsFailed(RunFailed):
     """Too many rollouts failed. A resumed run plays them again."""
 
 
+DISTRIBUTION = "rlkit-tinker"
+"""Name of this package on a package index, where `rlkit` is another library."""
+
 EXTRAS = {
     "beaker": "beaker",
     "daytona": "daytona",
@@ -104,7 +107,8 @@ EXTRAS = {
 def missing_extra(module: str) -> MissingError:
     """Return the error for an optional module that is not installed, with the command that installs it."""
     extra = EXTRAS[module]
-    return MissingError(f"{module} is not installed: run `uv sync --extra {extra}` (or `pip install '.[{extra}]'`)")
+    install = f"`uv sync --extra {extra}`, or `pip install '{DISTRIBUTION}[{extra}]'`"
+    return MissingError(f"{module} is not installed: run {install}")
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

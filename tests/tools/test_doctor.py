@@ -229,6 +229,17 @@ def test_real_engine_starts_in_its_own_process() -> None:
     assert finding.status == "ok", finding.detail
 
 
+def test_the_other_library_named_rlkit_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    about = tmp_path / "rlkit-0.2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rlkit\nVersion: 0.2\n")
+    assert "rlkit" not in {finding.subject for finding in doctor.check_packages()}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (finding,) = [finding for finding in doctor.check_packages() if finding.subject == "rlkit"]
+    assert finding.status == "fail"
+    assert "pip uninstall rlkit rlkit-tinker" in finding.fix
+
+
 def test_a_package_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor.metadata.version
     monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "tinker" else real(name))

@@ -27,7 +27,7 @@ from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
-from rlkit.errors import RolloutsFailed, UsageError
+from rlkit.errors import DISTRIBUTION, RolloutsFailed, UsageError
 from rlkit.store import codec
 from rlkit.store.history import DRAW_BYTES, list_state_steps
 from rlkit.store.journal import RecordKind, read_records
@@ -45,7 +45,7 @@ _RETRY = "retry_failed_rollouts"
 CONFIG_END = "# end of the configuration"
 """Last line of config.yaml: a file that was cut off between two lines would be another valid configuration."""
 
-RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
+RECORDED_PACKAGES = (DISTRIBUTION, "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
 
 class RunMetadata:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit._util import paths
 from rlkit._util.threads import call_within
-from rlkit.errors import RlkitError, UsageError
+from rlkit.errors import DISTRIBUTION, RlkitError, UsageError
 from rlkit.tools.time_limits import ProgramResult, run_program
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rlkit.tinker_client.connect import ServiceChoice
     from rlkit.tools.run_ending import RunEnding
 
-PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
+PACKAGES = (DISTRIBUTION, "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
 KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
 
 SERVICE_TIMEOUT_S = 5.0
@@ -123,7 +123,7 @@ def check_python() -> Finding:
     from packaging.specifiers import SpecifierSet
 
     version = platform.python_version()
-    required = metadata.metadata("rlkit")["Requires-Python"] if _installed_version("rlkit") else ""
+    required = metadata.metadata(DISTRIBUTION)["Requires-Python"] if _installed_version(DISTRIBUTION) else ""
     if SpecifierSet(required).contains(version, prereleases=True):
         return Finding("python", "ok", version)
     return Finding("python", "fail", f"{version}, but rlkit needs {required}", "run `uv python install 3.12`")
@@ -131,12 +131,17 @@ def check_python() -> Finding:
 
 def check_packages() -> Iterator[Finding]:
     """Check the versions of the main dependencies against the requirements of rlkit."""
+    if _installed_version("rlkit") is not None:  # the other library writes into the same folder
+        problem = "another library of this name is installed, and shares the folder rlkit with this one"
+        yield Finding(
+            "rlkit", "fail", problem, f"run `pip uninstall rlkit {DISTRIBUTION}`, then install {DISTRIBUTION}"
+        )
     requirements = {requirement.name: requirement for requirement in _read_requirements() if requirement.marker is None}
     for name in PACKAGES:
         version, requirement = _installed_version(name), requirements.get(name)
         if version is None:
-            problem = "importable but not installed" if name == "rlkit" else "not installed"
-            yield Finding(name, "fail", problem, "run `uv sync`, or `pip install .`")
+            problem = "importable but not installed" if name == DISTRIBUTION else "not installed"
+            yield Finding(name, "fail", problem, f"run `uv sync`, or `pip install {DISTRIBUTION}`")
         elif requirement is None or requirement.specifier.contains(version, prereleases=True):
             yield Finding(name, "ok", version)
         else:
@@ -264,7 +269,7 @@ def check_docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
 def check_extras() -> Iterator[Finding]:
     """Check the packages of each optional extra."""
     requirements = [(requirement.name, requirement.marker) for requirement in _read_requirements()]
-    extras = metadata.metadata("rlkit").get_all("Provides-Extra") if requirements else None
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") if requirements else None
     for extra in extras or []:
         names = [name for name, marker in requirements if marker and marker.evaluate({"extra": extra})]
         absent = [name for name in names if _installed_version(name) is None]
@@ -338,7 +343,11 @@ def _read_requirements() -> list[Requirement]:
     """Return the requirements of rlkit; none if it is not installed."""
     from packaging.requirements import Requirement
 
-    return [Requirement(text) for text in metadata.requires("rlkit") or []] if _installed_version("rlkit") else []
+    return (
+        [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+        if _installed_version(DISTRIBUTION)
+        else []
+    )
 
 
 def _installed_version(package: str) -> str | None:

@@ -121,7 +121,9 @@ def rlkit_version() -> str:
     """Return the installed version, or "unknown" in a checkout that is not installed."""
     from importlib import metadata
 
+    from rlkit.errors import DISTRIBUTION
+
     try:
-        return metadata.version("rlkit")
+        return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return "unknown"
