@@ -170,7 +170,7 @@ HEALTH = {"optim/kl_sample_train_v1": 0.00042, "optim/entropy": 0.125, "env/all/
 def test_the_panel_shows_kl_entropy_lengths_and_the_newest_failure() -> None:
     progress = Progress(3, 20, "sampling", failed=2, newest_error="RuntimeError: no such\ntable")
     text = rendered(run_info(progress=progress), width=80, metrics=HEALTH)
-    assert "kl 0.00042  entropy 0.12  tokens 1,834" in text
+    assert "kl 0.0004  entropy 0.12  tokens 1,834" in text
     assert "newest failure: RuntimeError: no such table" in text
 
 

@@ -116,7 +116,7 @@ def _render_health(metrics: Mapping[str, float]) -> str:
 
 
 def _round(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{round(value, 4) + 0.0:.2g}"  # + 0.0 turns −0.0 into 0.0
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -20,7 +20,7 @@ _FIELDS = {
     "kl_penalty.coefficient": "kl_penalty_coef kl_coef kl_loss_coef init_kl_coef",
     "loss.name": "loss_fn loss_type loss_name",
     "advantage": "adv_estimator advantage_estimator scale_rewards",
-    "schedule.max_staleness": "max_steps_off_policy off_policy_steps max_async_level",
+    "schedule.max_staleness": "max_steps_off_policy max_off_policy_steps max_async_level",
     "checkpoint.every": "save_every save_steps save_freq",
     "eval.every": "eval_every eval_steps test_freq eval_interval",
     "service.base_url": "base_url api_base",
