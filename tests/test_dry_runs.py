@@ -28,6 +28,7 @@ QUICK = (
     "erdos.yaml",
     "erdos_small.yaml",
     "erdos_ttt.yaml",
+    "erdos_ttt_discover.yaml",
     "maths/arithmetic.yaml",
     "migrated/tinking_arithmetic.yaml",
     "warm_start.yaml",
