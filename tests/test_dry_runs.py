@@ -27,6 +27,7 @@ QUICK = (
     "distillation.yaml",
     "erdos.yaml",
     "erdos_small.yaml",
+    "erdos_templates.yaml",
     "erdos_ttt.yaml",
     "erdos_ttt_discover.yaml",
     "maths/arithmetic.yaml",

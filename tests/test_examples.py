@@ -120,7 +120,8 @@ def test_the_examples_of_discovery_are_searches(monkeypatch: pytest.MonkeyPatch)
     from rlkit.envs.discovery.source import Discovery
 
     monkeypatch.chdir(EXAMPLES.parent)
-    for name in ("erdos.yaml", "erdos_small.yaml", "erdos_ttt.yaml", "erdos_ttt_discover.yaml", "circle_packing.yaml"):
+    erdos = ("erdos.yaml", "erdos_small.yaml", "erdos_templates.yaml", "erdos_ttt.yaml", "erdos_ttt_discover.yaml")
+    for name in (*erdos, "circle_packing.yaml"):
         ((key, spec),) = load_config([EXAMPLES / name]).config.envs.items()
         source = load_envs(key, spec, field=f"envs.{key}", seed=0)
         assert isinstance(source, Discovery)

@@ -26,7 +26,8 @@ class Discovery(TaskSource):
     def __init__(self, archive: Archive, play: PlaySettings) -> None:
         self.archive = archive
         """Archive of states."""
-        self._play = play
+        self.play = play
+        """Settings for playing its tasks."""
         self._folder: Path | None = None
         self._saved: dict[str, tuple[State, ...]] = {}
         self._playing: dict[str, str] = {}
@@ -41,7 +42,7 @@ class Discovery(TaskSource):
         Raises:
             MissingError: programs cannot be run as configured. The run then fails before it samples.
         """
-        check_runner(self._play.runner)
+        check_runner(self.play.runner)
         self._folder = folder
         for record in records.read_records(folder):
             self._saved[record.task] = (*self._saved.get(record.task, ()), record.state)
@@ -51,7 +52,7 @@ class Discovery(TaskSource):
         best = self.archive.best.value
         parent = self.archive.choose()
         lineage = ((parent.id, parent.value), *self.archive.ancestors(parent.id))
-        task = ConstructionProblem(self.archive.problem, parent, number, self._play, self._folder, best, (), lineage)
+        task = ConstructionProblem(self.archive.problem, parent, number, self.play, self._folder, best, (), lineage)
         task = replace(task, saved=self._saved.get(task.task_id, ()))
         self._playing[task.task_id] = parent.id
         return task
