@@ -213,6 +213,17 @@ def test_an_exponent_of_two_thousand_is_certified(rlkit: Callable[..., Any], tmp
     assert "moved towards 1/2" in rlkit("verify", "erdos", path, "--no-draw").stdout
 
 
+def test_numbers_too_long_for_exact_arithmetic_are_certified_as_floats(tmp_path: Path) -> None:
+    half = 1 << 2047
+    heights = [half + (half >> 9) + 1, *[half] * 8191]  # one odd numerator of 2048 bits, times 8192 numbers
+    verification = verify_witness("erdos", write(tmp_path / "h.json", {"a": heights, "D_log2": 2048}))
+    assert verification.normalisation == "the verifier changed numbers by up to 1.19e-07"  # it rescaled them
+    certificate = Erdos(max_points=8192).certificate(verification.construction)
+    assert verification.certificate == certificate
+    assert verification.exact == Fraction(certificate.exact)
+    assert verification.numbers == "8192 exact values"
+
+
 def test_files_that_are_no_arrays_are_one_line(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     np.save(tmp_path / "pickle.npy", np.array([{"a": 1}], object), allow_pickle=True)
     np.save(tmp_path / "complex.npy", np.array([1j]))
