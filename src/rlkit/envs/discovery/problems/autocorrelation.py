@@ -63,7 +63,7 @@ class _Autocorrelation(Problem):
 
     question: ClassVar[str]
     """First paragraph of the statement."""
-    formula: ClassVar[str]
+    formula: ClassVar[str] = "    {symbol} = 2 * n * {peak} / np.sum(f) ** 2"
     """Formula of the value, for the statement."""
     signed: ClassVar[bool] = False
     """True if heights may be negative."""
@@ -84,10 +84,11 @@ class _Autocorrelation(Problem):
 
     def statement(self) -> str:
         rule = "with a sum that is not nearly 0" if self.signed else "none is below 0, and not all are 0"
+        formula = self.formula.format(symbol=self.symbol, peak="np.max(np.abs(c))" if self.absolute else "np.max(c)")
         return (
             f"{self.question}\n\nA construction is the heights of n pieces of equal width, with any n from 2 to "
             f"{self.max_points}. Each height is a finite number, {rule}. The scale of f makes "
-            f"no difference. With c = np.convolve(f, f), the verifier computes\n\n{self.formula}"
+            f"no difference. With c = np.convolve(f, f), the verifier computes\n\n{formula}"
         )
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -148,7 +149,6 @@ class FirstAutocorrelation(_Autocorrelation):
         "The first autocorrelation inequality asks for a step function f >= 0 on [-1/4, 1/4] for which the maximum of "
         "its autoconvolution f*f, divided by the square of its integral, is as small as possible."
     )
-    formula = "    C1 = 2 * n * np.max(c) / np.sum(f) ** 2"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,6 @@ class ThirdAutocorrelation(_Autocorrelation):
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_third"
 
     question = _THIRD.format("its autoconvolution f*f, however negative f*f is elsewhere,")
-    formula = "    C3 = 2 * n * np.max(c) / np.sum(f) ** 2"
 
 
 @dataclass(frozen=True)
@@ -206,4 +205,3 @@ class ThirdAbsoluteAutocorrelation(ThirdAutocorrelation):
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_third_absolute"
 
     question = _THIRD.format("|f*f|, the absolute value of its autoconvolution,")
-    formula = "    C3' = 2 * n * np.max(np.abs(c)) / np.sum(f) ** 2"
