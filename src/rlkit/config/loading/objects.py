@@ -113,8 +113,9 @@ def load_envs(
         path = target
     else:
         or_own = f", or your own as {_FORMS}" if spec.env else f"; your own: set {field}.env to {_FORMS}"
+        place = "" if field == "target" else f"{where}: "  # of an argument of the command line, there is no field
         raise ConfigError(
-            f"{where}: there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
+            f"{place}there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
             f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
         )
     factory = load_object(path, field=where)

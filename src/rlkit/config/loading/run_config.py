@@ -10,7 +10,7 @@ from rlkit._util.files import json_lines
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.load import load_config
 from rlkit.config.schema import Config
-from rlkit.errors import UsageError
+from rlkit.errors import UsageError, did_you_mean
 
 
 def is_run_directory(directory: Path) -> bool:
@@ -27,7 +27,9 @@ def find_run(run: str | Path) -> Path:
     for directory in directories:
         if (directory / "journal").is_dir():
             raise UsageError(f"{directory} is a run's folder, but its run.json is missing: put it back from a copy")
-    raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, and no run's folder of this name")
+    names = [path.name for path in runs_dir().iterdir() if is_run_directory(path)] if runs_dir().is_dir() else []
+    near = did_you_mean(str(run), names) or " `rlkit runs` lists the runs"
+    raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, and no run's folder of this name.{near}")
 
 
 def load_run_config(directory: Path) -> Config:

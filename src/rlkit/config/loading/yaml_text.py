@@ -55,7 +55,9 @@ def read_file(path: Path) -> Node:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file.{_suggest_file(path)}") from None
+        near = _suggest_file(path)
+        fix = near or " Name a YAML file (`rlkit init DIR` makes one), or write a setting as key=value, as in steps=20"
+        raise ConfigError(f"{path}: no such file.{fix}") from None
     except IsADirectoryError:
         names = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
         hint = f" Did you mean '{path / names[0]}'?" if names else ""
