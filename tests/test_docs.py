@@ -25,8 +25,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit.config.loading.load import load_config
-from rlkit.config.schema import DEFAULT_MODEL
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

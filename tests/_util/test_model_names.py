@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import rlkit
 from rlkit._util.model_names import hub_id
 
 
@@ -40,3 +42,9 @@ def test_a_local_path_has_no_hub_name(cache: Path, tmp_path: Path) -> None:
     elsewhere = ["/srv/models/llama", "./model", "~/model", "../model", "C:\\models\\llama", "model.gguf", "a/b/c"]
     for path in ["owner/name", str(tmp_path / "owner"), converted, *elsewhere]:
         assert hub_id(path) is None, path
+
+
+def test_the_default_model_is_defined_once() -> None:
+    definition = re.compile(r"^DEFAULT_MODEL\b.*=", re.MULTILINE)
+    root = Path(rlkit.__file__).parent
+    assert [path.name for path in root.rglob("*.py") if definition.search(path.read_text())] == ["model_names.py"]

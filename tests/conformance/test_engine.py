@@ -8,7 +8,7 @@ import pytest
 
 from rlkit.conformance import ServiceReport, check_service
 from rlkit.engine import EngineServer
-from rlkit.engine.model.model_files import DEFAULT_MODEL
+from rlkit._util.model_names import DEFAULT_MODEL
 from tests.engine.tiny_models import write_model
 
 

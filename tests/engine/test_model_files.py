@@ -18,8 +18,9 @@ import pytest
 from huggingface_hub.utils import close_session
 from transformers import AutoTokenizer
 
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit.engine.model import model_files, wheel
-from rlkit.engine.model.model_files import DEFAULT_MODEL, load_tokenizer, resolve_model
+from rlkit.engine.model.model_files import load_tokenizer, resolve_model
 from rlkit.engine.model.weights import load_weights
 from rlkit.engine.model.wheel import PackageClient, PinnedWheel
 from rlkit.errors import MissingError, UsageError

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlkit._util.paths import cache_dir
 
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.\-]*/)?[A-Za-z0-9][\w.\-]*")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+")
 _CACHED = re.compile(r"(?P<owner>.+?)--(?P<name>.+?)(?P<converted>-[0-9a-f]{16})?")

@@ -80,8 +80,9 @@ def check_service(
 
     The checks train small adapters and delete them. The exit code is 1 if a check deviates.
     """
+    from rlkit._util.model_names import DEFAULT_MODEL
     from rlkit._util.threads import in_thread
-    from rlkit.config.schema import DEFAULT_MODEL, ServiceConfig
+    from rlkit.config.schema import ServiceConfig
     from rlkit.conformance import check_service
     from rlkit.tinker_client.connect import reach_service
     from rlkit.tinker_client.sdk import TinkerService

@@ -147,7 +147,7 @@ def _read_line(output: Output) -> str | None:
 
 
 def _show_address(output: Output, url: str, key: str) -> None:
-    from rlkit.config.schema import DEFAULT_MODEL
+    from rlkit._util.model_names import DEFAULT_MODEL
 
     output.result(
         {"url": url, "api_key": key},

@@ -17,13 +17,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.loading.resolved import ResolvedConfig
-from rlkit.config.schema import DEFAULT_MODEL, Config
+from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, Tests, estimate, save_estimate
 from rlkit.cost.usage import Price, hosted_prices, price_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit.config.schema import DEFAULT_MODEL
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit.engine.model import model_files
 from rlkit.errors import MissingError, UsageError
 from rlkit.tokenizers.cached import with_cached_encodings

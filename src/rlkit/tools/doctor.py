@@ -190,7 +190,8 @@ def check_service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S
 
 def check_default_model(*, needed: bool) -> Finding:
     """Check that the files of the default model are on this machine."""
-    from rlkit.engine.model.model_files import DEFAULT_MODEL, find_model
+    from rlkit._util.model_names import DEFAULT_MODEL
+    from rlkit.engine.model.model_files import find_model
 
     subject = "default model"
     if (directory := find_model(DEFAULT_MODEL)) is not None:

@@ -18,11 +18,11 @@ import pytest
 import rlkit
 from rlkit._util import threads
 from rlkit._util.activity import Activity
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.paths import cache_dir
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
-from rlkit.engine.model.model_files import DEFAULT_MODEL
 from rlkit.envs.discovery.problem import hash_construction, load_published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.state import State

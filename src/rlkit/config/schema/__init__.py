@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.sections import Positive, Section, SectionTable, validate_fields
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
@@ -32,7 +33,6 @@ from rlkit.config.schema.teacher import KLPenaltyConfig, TeacherConfig
 from rlkit.config.schema.track import TrackConfig, track_config
 from rlkit.errors import ConfigError
 
-DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_STEPS = 100
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.files.lock import wait_for_lock
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.paths import cache_dir
 from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
@@ -27,9 +28,7 @@ from rlkit.errors import MissingError, UsageError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["DEFAULT_MODEL", "Progress", "find_model", "load_tokenizer", "resolve_model"]
-
-DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+__all__ = ["Progress", "find_model", "load_tokenizer", "resolve_model"]
 
 # A hub that does not answer in this time counts as unreachable; huggingface_hub itself would retry for minutes.
 HUB_PROBE_TIMEOUT_S = 4.0

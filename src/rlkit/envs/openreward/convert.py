@@ -13,10 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import plain
 from rlkit.config.loading.yaml_text import read_file
-from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.envs.openreward.connection.target import parse_target
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
