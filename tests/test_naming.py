@@ -93,6 +93,9 @@ OPENERS = frozenset(
 )
 """Words with which a docstring would lean on the name above it."""
 
+NOUN_FUNCTIONS_MAX = 16
+"""Functions named by a noun and `of`, such as `price_of`. This number may only fall."""
+
 FUNCTION_LINES_MAX = 60
 LONG_FUNCTIONS = {"beaker", "harbor", "openreward"}
 """Functions past the limit: their signatures are the options of a command, or the settings of an environment."""
@@ -157,6 +160,8 @@ def test_functions_are_named_by_verbs() -> None:
     functions = [(path, node) for path, node in nodes() if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     offenders = [place(path, node, node.name) for path, node in functions if node.name.lstrip("_") in BARE_FUNCTIONS]
     assert_share(offenders, len(functions), 0.01)
+    nouns = [place(path, node, node.name) for path, node in functions if node.name.endswith("_of")]
+    assert len(nouns) <= NOUN_FUNCTIONS_MAX, "\n".join(nouns)
 
 
 def test_docstrings_open_with_an_imperative_or_a_noun() -> None:

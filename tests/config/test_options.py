@@ -130,7 +130,7 @@ def fields_read(monkeypatch: pytest.MonkeyPatch) -> defaultdict[tuple[str, str],
 _FOR_OTHERS = {("rlkit.config.schema", name) for name in ("step_count", "warm_start_steps")}
 """Properties that read fields for their callers."""
 
-_SORTING = {"reinforced_envs", "field_of"}
+_SORTING = {"reinforced_envs", "find_field"}
 """Properties and methods that tell conversations from rollouts."""
 
 

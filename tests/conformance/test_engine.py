@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit.conformance import ServiceReport, check_service
 from rlkit.engine import EngineServer
-from rlkit._util.model_names import DEFAULT_MODEL
 from tests.engine.tiny_models import write_model
 
 

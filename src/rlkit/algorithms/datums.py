@@ -89,7 +89,7 @@ class Preparation:
         """
         (draft,) = self._draft([group])
         references = self._active_references(group)
-        roots = [root_of(group.episodes[member], last) for member, last in draft.paths] if references else []
+        roots = [find_root(group.episodes[member], last) for member, last in draft.paths] if references else []
         drifts = await run_together(each.drifts(draft.data, roots) for each in references)
         return self._finish(draft, tuple(zip(references, drifts, strict=True)))
 
@@ -236,7 +236,7 @@ def sequence_lengths(episode: Episode) -> list[int]:
     return [end for index, end in enumerate(ends) if index not in parents]
 
 
-def root_of(episode: Episode, last: int) -> Turn:
+def find_root(episode: Episode, last: int) -> Turn:
     """Return the first turn of the sequence that ends with turn `last`."""
     return episode.turns[_path(episode, last)[0]]
 

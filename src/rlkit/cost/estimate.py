@@ -240,20 +240,20 @@ class _End:
                 taught_by_env[name] = taught_by_env.get(name, 0.0) + taught
         other_usd = 0.0
         for name, taught in taught_by_env.items():
-            if (teacher := config.teacher_of(name)) is not None:
+            if (teacher := config.find_teacher(name)) is not None:
                 total += [taught, 0, 0, 0]
                 other_usd += price.scoring_difference(teacher.model or config.model, taught) if price else 0.0
         return Usage(0, *(round(count) for count in total.tolist()), other_usd=other_usd)
 
     def _taught_share(self, name: str) -> float:
         """Return the share of the steps with the teacher of an environment."""
-        teacher, steps = self.config.teacher_of(name), self.run.steps
+        teacher, steps = self.config.find_teacher(name), self.run.steps
         if teacher is None:
             return 0.0
         return max(0, min(steps, teacher.last_step or steps) - teacher.first_step + 1) / steps
 
     def _has_references(self) -> bool:
-        return bool(self.config.kl_penalty.coefficient) or any(map(self.config.teacher_of, self.config.envs))
+        return bool(self.config.kl_penalty.coefficient) or any(map(self.config.find_teacher, self.config.envs))
 
     def _group_size(self, name: str) -> int:
         return self.config.envs[name].group_size or self.config.batch.group_size

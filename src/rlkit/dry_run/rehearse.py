@@ -369,7 +369,7 @@ def _render_pilot(pilot: Pilot, choice: ServiceChoice) -> str:
 def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
     """Return the parts that only the real service can check."""
     paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": config.kl_penalty.reference}
-    teachers = {name: config.teacher_of(name) for name in config.envs}
+    teachers = {name: config.find_teacher(name) for name in config.envs}
     paths |= {f"teacher of {name}": each.checkpoint or each.model for name, each in teachers.items() if each}
     details = {"service": f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it"}
     details |= {name: f"existence of {path}" for name, path in paths.items() if path not in (None, "base")}

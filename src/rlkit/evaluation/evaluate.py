@@ -19,7 +19,7 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
-from rlkit.algorithms.datums import episode_data, root_of
+from rlkit.algorithms.datums import episode_data, find_root
 from rlkit.algorithms.references import Reference
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_envs
@@ -92,7 +92,7 @@ class Evaluation:
         for name, teacher in self.teachers.items():
             episodes = [each for group in groups if group.env == name for each in group.episodes]
             pairs = [
-                (datum, root_of(episode, last))
+                (datum, find_root(episode, last))
                 for episode in episodes
                 for last, datum in episode_data(episode, np.zeros(len(episode.turns)))
             ]

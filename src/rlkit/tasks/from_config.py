@@ -45,7 +45,7 @@ def load_tasks(
             raise ConfigError(f"warm_start.steps: the run began with {steps}, and cannot go on with another number")
     tasks_by_env = dict[str, Tasks]()
     for name, spec in config.envs.items():
-        field = config.field_of(name)
+        field = config.find_field(name)
         tasks = envs.get(name)
         if tasks is None:
             pin = partial(manifest.pin, field)

@@ -42,7 +42,7 @@ def check_source_runs(config: Config, *, note: Callable[[str], None]) -> None:
     for name in config.envs.keys() - config.reinforced_envs.keys():
         if isinstance(run := config.envs[name].args.get("run"), str):
             model = load_run_config(find_run(run)).model
-            require_equal_tokenizers(config, model, field=f"{config.field_of(name)}.run", note=note)
+            require_equal_tokenizers(config, model, field=f"{config.find_field(name)}.run", note=note)
 
 
 def find_difference(own: Tokenizer, other: Tokenizer) -> str | None:

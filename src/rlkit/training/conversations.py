@@ -44,7 +44,7 @@ async def check_conversations(
         if isinstance(envs, TaskSource):
             continue
         conversations, errors = [Task(draw, name, env) for draw, env in enumerate(envs)], list[str]()
-        note(f"{config.field_of(name)}: checking {len(conversations)} conversations")
+        note(f"{config.find_field(name)}: checking {len(conversations)} conversations")
         for task in conversations:
             rollout = Rollout(task.draw, settings[name], 0, 0, 0, "check")
             episode = await runner.play(task, rollout, Samplers(_InitialSampler, _InitialSampler))
@@ -52,4 +52,4 @@ async def check_conversations(
                 errors.append(f"{task.id}: {episode.error}")
         if errors:
             count = f"{len(errors)} of {len(conversations)} conversations cannot be trained on"
-            raise UsageError(f"{config.field_of(name)}: {count}; remove or shorten them. The first is {errors[0]}")
+            raise UsageError(f"{config.find_field(name)}: {count}; remove or shorten them. The first is {errors[0]}")

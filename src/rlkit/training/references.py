@@ -53,7 +53,7 @@ async def load_references(
         penalty.append(Reference(await _load_score(service, watch, config.model, path), kl.coefficient, kl.discount))
     teachers, references = dict[str, Reference](), dict[str, Sequence[Reference]]()
     for env in (*config.envs, *config.eval.envs):
-        spec, terms = config.teacher_of(env), penalty if env in config.reinforced_envs else []
+        spec, terms = config.find_teacher(env), penalty if env in config.reinforced_envs else []
         if spec is not None:
             key = spec.model_dump_json()
             if key not in teachers:

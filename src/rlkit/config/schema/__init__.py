@@ -259,11 +259,11 @@ class Config(Section):
         """Environments that rollouts play; the others hold conversations, and are supervised."""
         return {name: spec for name, spec in self.envs.items() if (spec.env or name) != DEMONSTRATIONS}
 
-    def field_of(self, env: str) -> str:
+    def find_field(self, env: str) -> str:
         """Return the field that describes an environment."""
         return env if self.envs[env].env == DEMONSTRATIONS and env in ("source", "warm_start") else f"envs.{env}"
 
-    def teacher_of(self, env: str) -> TeacherConfig | None:
+    def find_teacher(self, env: str) -> TeacherConfig | None:
         """Return the teacher of an environment: its own, or the run's; None for conversations."""
         spec = self.envs.get(env)
         if spec is not None and env not in self.reinforced_envs:
@@ -276,7 +276,7 @@ class Config(Section):
 
     def _check_teacher(self, name: str, env: EnvConfig) -> None:
         """Check that an environment has something to learn from, and that all of it counts."""
-        teacher, field = self.teacher_of(name), f"envs.{name}" if env.teacher is not None else "teacher"
+        teacher, field = self.find_teacher(name), f"envs.{name}" if env.teacher is not None else "teacher"
         if teacher is not None and self.steps is not None and teacher.first_step > self.step_count:
             raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {self.step_count}")
         if self.trains_on_rewards(name):
@@ -372,7 +372,7 @@ class Config(Section):
         """Return the metrics, or groups of metrics, that no step has with these settings, each with a fix."""
         remedies = (
             (self.kl_penalty.coefficient, "kl_reference", "set kl_penalty.coefficient"),
-            (any(map(self.teacher_of, self.envs)), "teacher", "set teacher"),
+            (any(map(self.find_teacher, self.envs)), "teacher", "set teacher"),
             (self.envs.keys() - self.reinforced_envs.keys(), "optim/nll", "set source or warm_start"),
             (self.length_penalty.coefficient, "batch/length_penalty", "set length_penalty.coefficient"),
             (self.batch.clip_advantages, "batch/clipped", "set batch.clip_advantages"),
