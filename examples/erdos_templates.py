@@ -59,9 +59,10 @@ class ChosenProgram(ConstructionProblem):
         return [{"role": "user", "content": f"{len(self.parent.construction)} {self.parent.value:.4f}"}]
 
     async def grade(self, reply: rlkit.Reply) -> rlkit.Outcome:
-        """Run and verify the chosen program, as if the model had written it."""
+        """Grade the chosen program as if the model had written it; without an improvement, the reward is 0."""
         program = write_program(reply.turn.completion.tolist())
-        return await super().grade(replace(reply, text=f"```python\n{program}```"))
+        outcome = await super().grade(replace(reply, text=f"```python\n{program}```"))
+        return outcome if outcome.metrics["improved"] else replace(outcome, reward=0.0)
 
 
 class Templates(Discovery):

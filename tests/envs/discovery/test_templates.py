@@ -68,7 +68,13 @@ def test_a_change_out_of_range_needs_a_descent_that_moves_it_back(search: Discov
     change = CHANGES.index("part += 1")
     bare, balanced = (play(search, (change, 1, 0, descent, 0)) for descent in (0, BALANCE))
     assert (bare.reward, bare.info["end"]) == (0, "invalid")
-    assert (balanced.reward > 0, balanced.info["end"]) == (True, "valid")
+    assert balanced.info["end"] == "valid"
+
+
+def test_a_copy_of_the_start_has_no_reward(search: Discovery) -> None:
+    copy, descent = (play(search, (0, 0, 0, number, 1)) for number in (BALANCE, len(DESCENTS) - 1))
+    assert (copy.reward, copy.metrics["valid"], copy.metrics["improved"]) == (0, 1, 0)
+    assert (descent.reward, descent.metrics["improved"]) == (1 / descent.metrics["value"], 1)
 
 
 def test_a_token_chooses_by_its_number_modulo_the_choices() -> None:
@@ -96,7 +102,7 @@ def test_what_an_untrained_model_chooses_runs_and_is_verified_and_trained_on(
         if "child" in episode.info:
             child = State.from_json(episode.info["child"])  # pyright: ignore[reportArgumentType]
             values.append(Erdos().verify(child.construction).value)
-            assert episode.reward == 1 / values[-1]
+            assert episode.reward == (1 / values[-1] if episode.metrics["improved"] else 0)
     assert len(values) > 8
     assert result.metrics["env/erdos/tasks/best"] <= min(values)
     assert result.metrics["optim/sequences"] > 0
