@@ -87,7 +87,12 @@ def test_a_conversation_takes_lines_until_the_end_of_its_input(run: toolkit.RunR
 
     from rlkit.cli.app import app
 
-    lines = "one\n\n/new\ntwo\n"
+    lines = b"one\n\n/new\ntwo \xf0\x9f\n"
     result = CliRunner().invoke(app, ["chat", "first", "--max-tokens", "4", "--json"], input=lines, prog_name="rlkit")
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 2
+
+
+def test_a_message_that_is_a_command_of_the_conversation_is_a_message(run: toolkit.RunResult, rlkit: Command) -> None:
+    assert "assistant" in rlkit("chat", "first", "/new", "--max-tokens", 4, "--json").stdout
+    assert rlkit("chat", "first", "a\udcff", "--max-tokens", 4).exit_code == 0

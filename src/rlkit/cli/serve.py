@@ -105,6 +105,7 @@ def chat(
     system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     async def converse() -> None:
+        from rlkit._util.json_values import escape_surrogates
         from rlkit._util.threads import in_thread
         from rlkit.errors import ContextFull
 
@@ -112,10 +113,10 @@ def chat(
         async with open_chat(run, sampling, step=step, best=best, seed=seed, note=output.note) as begin:
             policy, messages = begin(), list(system_messages)
             while (line := message or await in_thread(lambda: _read_line(output))) is not None:
-                if line == "/new":
+                if message is None and line == "/new":
                     policy, messages = begin(), list(system_messages)
                     continue
-                question: Message = {"role": "user", "content": line}
+                question: Message = {"role": "user", "content": escape_surrogates(line)}
                 try:
                     reply = await policy.chat([*messages, question])
                 except ContextFull as error:
@@ -139,7 +140,7 @@ def _read_line(output: Output) -> str | None:
         if sys.stdin.isatty():
             output.err.write("> ")
             output.err.flush()
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline().decode(errors="backslashreplace")
         if not line:
             return None
         if line.strip():
