@@ -110,9 +110,9 @@ class SectionTable:
     def _choose(self, value: object, info: ValidationInfo) -> object:
         if type(value) in self.classes.values():
             return value
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping | str):
             raise PydanticKnownError("dict_type")
-        settings = dict(cast("Mapping[str, object]", value))
+        settings = {self._key: None} if isinstance(value, str) else dict(cast("Mapping[str, object]", value))
         name = settings.pop(self._key, self.default)
         if not isinstance(name, str) or name not in self.classes:
             raise PydanticCustomError("union_tag", "not one of the table", {"key": self._key})

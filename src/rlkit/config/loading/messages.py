@@ -31,6 +31,7 @@ TYPE_ERRORS = {
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
+    "union_tag": "a mapping",
 }
 _BOUNDS = {
     "greater_than": ("gt", "a value above"),
@@ -83,6 +84,8 @@ def _validator_line(message: str, keys: KeyPath, root: Node) -> str:
 def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None, tag: str, root: Node) -> str:
     kind = details["type"]
     node = find(root, keys)
+    if kind == "union_tag" and node is None and (bare := find(root, keys[:-1])) and isinstance(bare.value, str):
+        node = bare  # a name in place of its section
     actual = "nothing" if node is None else describe(node)
     if kind == "extra_forbidden":
         return _unknown(keys, parent, tag)
@@ -90,6 +93,8 @@ def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None
         return "is missing"
     if kind.startswith("union_tag"):
         choices = list(parent.choices) if parent else []
+        if node and node.value in choices:
+            return f"is missing. Write {dotted(keys[:-1])} as {{{keys[-1]}: {node.value}}}"
         near = did_you_mean(node.value, choices) if node and isinstance(node.value, str) and not node.template else ""
         return f"expected {one_of(choices)}, found {actual}{'.' if near else ''}{near}"
     if kind == "string_pattern_mismatch":
