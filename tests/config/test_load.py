@@ -128,7 +128,7 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ),
         ("loss: pop", "a.yaml:2: loss.name: expected importance_sampling, "),
         ("loss: pop", "found 'pop'. Did you mean 'ppo'?"),
-        ("loss: ppo", "a.yaml:2: loss.name: is missing. Write loss as {name: ppo}"),
+        ("schedule: async", "a.yaml:2: schedule.mode: is missing. Write schedule as {mode: async}"),
         ("loss: 5", "a.yaml:2: loss: expected a mapping, found 5"),
         ("schedule: asnyc", "found 'asnyc'. Did you mean 'async'?"),
         ("loss: {clip_low: 0.5}", "a.yaml:2: loss.name: expected importance_sampling, "),

@@ -66,8 +66,9 @@ class CompileReporter(numba_event.Listener):
         self._activity.add(_KIND, -1)
 
     def close(self) -> None:
-        """Stop reporting."""
-        numba_event.unregister(_COMPILE, self)
+        """Stop reporting; a further call has no effect."""
+        with suppress(ValueError):
+            numba_event.unregister(_COMPILE, self)
 
 
 class _SourceCheckedCache(FunctionCache):
