@@ -276,3 +276,25 @@ def test_error_outside_the_environment_is_raised_from_its_tasks_too(fault: rlkit
     ((outcome, error),) = asyncio.run(play(own_alone))
     assert outcome is None
     assert error == "ValueError: its own"
+
+
+def test_the_error_of_a_rollout_that_fails_as_the_run_ends_is_retrieved() -> None:
+    reports = list[str]()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, about: reports.append(about["message"]))
+        may_fail = asyncio.Event()
+
+        async def fails() -> float:
+            await may_fail.wait()
+            raise rlkit.EnvironmentFault("the judge failed")
+
+        playing = asyncio.create_task(play_env(Odd(fails), ScriptedPolicy([]), timeout_s=60.0))
+        await asyncio.sleep(0.01)
+        may_fail.set()
+        playing.cancel()  # in the same iteration of the event loop
+        await asyncio.wait([playing])
+
+    asyncio.run(main())
+    gc.collect()
+    assert reports == []

@@ -150,6 +150,7 @@ async def _guard[T](
     guard_tasks()
     with use_stopwatches([stopwatch]):
         task = asyncio.create_task(call)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be cancelled before
     try:
         is_late = await stopwatch.wait_for_limit(timeout_s, task)
     finally:
