@@ -240,6 +240,18 @@ def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks
         train({**settings, "steps": 2}, directory=tmp_path / "run", resume=True)
 
 
+def test_the_kind_of_a_source_does_not_change_on_resumption(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
+    train(make_settings(byte_model_dir, envs={"numbers": {}}, steps=1), directory=tmp_path / "played")
+    kinds = {"files": str(talks)}, {"run": str(tmp_path / "played")}
+    for number, (first, second) in enumerate((kinds, kinds[::-1])):
+        directory = tmp_path / f"run{number}"
+        train(make_settings(byte_model_dir, source=first, steps=1), directory=directory)
+        problem = f"source: {next(iter(second))}: the run began with conversations of `{next(iter(first))}`: set"
+        with pytest.raises(ConfigError, match=problem) as error:
+            train(make_settings(byte_model_dir, source=second, steps=2), directory=directory, resume=True)
+        assert "\n" not in str(error.value)
+
+
 def test_the_length_of_a_warm_start_does_not_change_on_resumption(
     byte_model_dir: Path, talks: Path, tmp_path: Path
 ) -> None:

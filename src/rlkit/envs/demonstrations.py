@@ -21,7 +21,7 @@ from rlkit.errors import UsageError
 from rlkit.policy import Policy
 from rlkit.store.history import read_groups, table_path
 from rlkit.tasks.provenance import PinTasks
-from rlkit.types import Episode, Message, Tool
+from rlkit.types import Episode, Json, Message, Tool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ def demonstrations(
         paths = [Path(path).expanduser() for path in ([files] if isinstance(files, str) else files or [])]
         contents = {str(path): _read(path) for path in paths}
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
-        recorded = cast("dict[str, str]", pin(digests))
+        recorded = _pin(pin, digests)
         for path, digest in digests.items():
             if recorded.get(path, digest) != digest:
                 raise UsageError(f"{path} has changed since the run began: put it back, or start another run")
@@ -80,13 +80,22 @@ def demonstrations(
         directory = find_run(run)
         names = [path.parent.name.partition("=")[2] for path in directory.glob("episodes/step=*/episodes.parquet")]
         steps = sorted(int(name) for name in names if name.isdecimal())
-        last = cast("int", pin(max(steps, default=0)))  # the other run may have gone on when this one is resumed
+        last = _pin(pin, max(steps, default=0))  # the other run may have gone on when this one is resumed
         episodes = list(_read_run(directory, [step for step in steps if step <= last], reward))
         envs = [*episodes[-newest:]] if newest else [*episodes]
         problem = f"{directory} has no episode{'' if reward is None else f' with a reward {reward}'}"
     if not envs:
         raise UsageError(problem)
     return envs
+
+
+def _pin[T: Json](pin: PinTasks, current: T) -> T:
+    """Return the recorded description of the conversations; UsageError if they were of the other kind."""
+    recorded = pin(current)
+    if type(recorded) is type(current):
+        return cast("T", recorded)
+    was, now = ("run", "files") if isinstance(recorded, int) else ("files", "run")
+    raise UsageError(f"{now}: the run began with conversations of `{was}`: set {was} again, or start another run")
 
 
 def _read_run(directory: Path, steps: Sequence[int], reward: str | None) -> Iterator[Env]:
