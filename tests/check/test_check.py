@@ -501,6 +501,27 @@ def test_a_gold_answer_may_be_a_conversation_with_tool_calls() -> None:
     assert "reward 0, not 1" in failed(report_of(wrong))["gold answer"].detail
 
 
+@pytest.mark.parametrize(
+    ("gold", "line"),
+    [
+        (["7"], "gold.0: "),
+        ([{"role": "assistant"}], "gold.0.content: Field required; write a message as"),
+        ([{"role": "assistant", "content": 7}], "gold.0.content: "),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "gold.0.tool_calls.0.name: "),
+        (
+            [{"role": "user", "content": "7"}],
+            "gold: expected a text or a list of messages, one of them the assistant's",
+        ),
+        ({"role": "assistant", "content": "7"}, "gold: expected a text or a list"),
+        (7, "gold: expected a text or a list of messages"),
+    ],
+)
+def test_a_gold_answer_of_another_form_is_a_finding(gold: object, line: str) -> None:
+    env = Caller()
+    env.gold = gold
+    assert line in failed(report_of(env))["gold answer"].detail
+
+
 def test_a_gold_answer_without_the_full_reward_is_found() -> None:
     assert "0.5, not 1" in failed(report_of(Contradictory()))["gold answer"].detail
 

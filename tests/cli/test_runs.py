@@ -49,9 +49,9 @@ def test_a_renamed_run_is_resumed_under_its_new_name(run: toolkit.RunResult, rlk
     assert rlkit("doctor", "second").stdout.startswith("second is complete at step 2")
 
 
-@pytest.mark.parametrize("name", ["../first", "a/b", "", ".", ".hidden", "first"])
+@pytest.mark.parametrize("name", ["../first", "a/b", "", ".", ".hidden", "first", "-x", "a\nb", "x" * 300])
 def test_a_name_that_is_taken_or_no_folder_is_refused(run: toolkit.RunResult, rlkit: Command, name: str) -> None:
-    assert rlkit("runs", "mv", "first", name).exit_code == 2
+    assert rlkit("runs", "mv", "--", "first", name).exit_code == 2
     assert run.directory.exists()
 
 
@@ -60,6 +60,14 @@ def test_removed_runs_are_gone(run: toolkit.RunResult, rlkit: Command) -> None:
     assert run.directory.exists()
     assert rlkit("runs", "rm", "first", "--yes").exit_code == 0
     assert not list(run.directory.parent.glob("*first*"))
+
+
+def test_a_run_by_two_names_is_removed_once(run: toolkit.RunResult, rlkit: Command, tmp_path: Path) -> None:
+    link = run.directory.with_name("link")
+    link.symlink_to(run.directory)
+    result = rlkit("runs", "rm", "link", "first", "first/../first", "--yes")
+    assert (result.exit_code, result.stdout.count("removed ")) == (0, 1)
+    assert not run.directory.exists()
 
 
 def test_a_run_in_progress_is_neither_removed_nor_renamed(run: toolkit.RunResult, rlkit: Command) -> None:

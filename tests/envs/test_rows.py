@@ -47,8 +47,8 @@ def test_a_reply_equal_to_the_answer_is_rewarded() -> None:
 
 
 def test_a_template_fills_in_columns_and_chat_is_optional() -> None:
-    (task,) = tasks(prompt="{question}, it begins with {hint}:", answer="answer", chat=False, start=1, stop=2)
-    assert task.prompt() == "Spell tree, it begins with t:"
+    (task,) = tasks(prompt="{question}, {{it}} begins with {hint}:", answer="answer", chat=False, start=1, stop=2)
+    assert task.prompt() == "Spell tree, {it} begins with t:"
     assert task.task_id == "data-1"
 
 
@@ -78,20 +78,35 @@ def test_messages_are_passed_as_they_are() -> None:
     ("args", "line"),
     [
         ({}, "answer: set it to the column of the answer, or set grader"),
-        ({"answer": "answer"}, "prompt: data.jsonl, row 0 has no 'prompt'. Columns: question, answer, hint"),
-        ({"prompt": "{questoin}", "answer": "answer"}, "has no 'questoin'. Did you mean 'question'?"),
+        (
+            {"answer": "answer"},
+            "prompt: 'prompt' is no column of data.jsonl, row 0 (write a brace",
+        ),
+        (
+            {"prompt": "{questoin}", "answer": "answer"},
+            "as {{ or }}). Did you mean 'question'?",
+        ),
         (
             {"prompt": "question", "answer": "anwser"},
-            "answer: data.jsonl, row 0 has no 'anwser'. Did you mean 'answer'?",
+            "answer: 'anwser' is no column of data.jsonl, row 0. Did you mean 'answer'?",
         ),
-        ({"prompt": "question", "answer": "answer", "start": 3}, "path: data.jsonl has no row from 3 to its end"),
+        ({"prompt": "question", "answer": "answer", "start": 3}, "path: data.jsonl has no row from 3 on"),
         ({"prompt": "question", "answer": "answer", "path": "no.jsonl"}, "path: there is no file 'no.jsonl'"),
         ({"prompt": "question", "answer": "answer", "system": "a", "chat": False}, "system: it has no effect"),
         ({"path": "odd.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
+        ({"path": "role.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
+        ({"path": "null.jsonl", "answer": "answer"}, "answer: 'answer' is empty in null.jsonl, row 0."),
+        (
+            {"prompt": "{a}", "path": "odd.jsonl", "answer": "prompt"},
+            "'a' of odd.jsonl, row 0 is neither a text",
+        ),
+        ({"prompt": "question", "answer": "answer", "stop": 10**30}, "expected at most"),
     ],
 )
 def test_a_mistake_is_one_line(args: dict[str, Any], line: str) -> None:
-    Path("odd.jsonl").write_text('{"prompt": [1], "answer": 2}\n')
+    Path("odd.jsonl").write_text('{"prompt": [1], "answer": 2, "a": {"b": 1}}\n')
+    Path("role.jsonl").write_text('{"prompt": [{"role": "alien", "content": "a"}], "answer": 2}\n')
+    Path("null.jsonl").write_text('{"prompt": "a", "answer": null}\n')
     with pytest.raises(rlkit.RlkitError, match=re.escape(line)) as caught:
         tasks(**args)
     assert "\n" not in str(caught.value)

@@ -22,12 +22,13 @@ from rlkit.check.conditions import make_conditions, seed_chance
 from rlkit.check.context import BUDGET_S, DEFAULT_MAX_REWARD, SAMPLE_TASKS, CheckContext, draw_tasks, limit_time
 from rlkit.check.leaks import count_resources, find_leaks
 from rlkit.check.player import Script, abbreviate
-from rlkit.check.replies import EMPTY, ODD, PLAIN, write_reply
+from rlkit.check.replies import EMPTY, ODD, PLAIN, write_replies
 from rlkit.check.report import Finding
 from rlkit.check.snapshots import find_changes, take_snapshot
 from rlkit.env import Env
+from rlkit.errors import UsageError
 from rlkit.testing.policies import MAX_TOKENS, NoisyPolicy
-from rlkit.types import Json, Message
+from rlkit.types import Json
 
 TIME = "time limit"
 
@@ -79,7 +80,11 @@ async def _check_prompt(context: CheckContext) -> str:
 
 
 async def _check_gold_answer(context: CheckContext) -> str:
-    cases = [(env, gold) for env in context.envs for gold in _list_gold(env)]
+    try:
+        cases = [(env, gold) for env in context.envs for gold in _read_gold(env)]
+    except UsageError as error:
+        context.add_problem(context.envs[0], str(error))
+        return "is invalid"
     if not cases:
         raise Skip("the environment has no `gold`")
     for env, gold in cases:
@@ -264,13 +269,22 @@ async def _check_determinism(context: CheckContext) -> str:
 
 
 def _list_gold(env: Env) -> list[Script]:
-    """Return the gold answer, if the environment has one; of a list of messages, the assistant's in order."""
+    """Return the gold answer, if the environment has a valid one."""
+    try:
+        return _read_gold(env)
+    except UsageError:  # a finding of its own
+        return []
+
+
+def _read_gold(env: Env) -> list[Script]:
+    """Return the gold answer, of a list the assistant's messages; UsageError if it is neither."""
     gold: object = getattr(env, "gold", None)
-    if isinstance(gold, str):
-        return [gold]
-    messages = cast("list[Message]", gold) if isinstance(gold, list) else []
-    replies = tuple(write_reply(message) for message in messages if message["role"] == "assistant")
-    return [replies] if replies else []
+    if gold is None or isinstance(gold, str):
+        return [gold] if gold is not None else []
+    replies = write_replies(gold)
+    if not replies:
+        raise UsageError("gold: expected a text or a list of messages, one of them the assistant's")
+    return [replies]
 
 
 def _get_full_reward(env: Env) -> float:

@@ -9,7 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rlkit.types import Json, Message, Tool
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+
+from rlkit.errors import UsageError
+from rlkit.types import Json, Tool
 
 PLAIN = "42"
 """An ordinary reply, most likely wrong."""
@@ -57,11 +60,45 @@ def write_tool_calls(tools: Sequence[Tool]) -> list[str]:
     return [_write_call(name, arguments) for name, arguments in pairs]
 
 
-def write_reply(message: Message) -> str:
-    """Return an assistant's message as a model writes it: its text, then its tool calls."""
-    content, calls = message["content"], message.get("tool_calls", [])
-    text = content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
-    return "\n".join([*([text] if text else []), *(_write_call(call["name"], call["arguments"]) for call in calls)])
+def write_replies(messages: object) -> tuple[str, ...]:
+    """Return the assistant's messages as a model writes them: the text of each, then its tool calls.
+
+    Raises:
+        UsageError: a message is ill-formed.
+    """
+    if not isinstance(messages, list | tuple):
+        return ()
+    items = enumerate(cast("Sequence[object]", messages))
+    return tuple(_write_reply(place, item) for place, item in items if not _has_other_role(item))
+
+
+def _has_other_role(item: object) -> bool:
+    return isinstance(item, Mapping) and cast("Mapping[str, object]", item).get("role") != "assistant"
+
+
+def _write_reply(place: int, message: object) -> str:
+    try:
+        reply = _REPLY.validate_python(message)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, ("gold", place, *fault["loc"])))
+        form = '{"role": "assistant", "content": "…", "tool_calls": [{"name": "…", "arguments": {…}}]}'
+        raise UsageError(f"{field}: {fault['msg']}; write a message as {form}") from None
+    calls = [_write_call(call.name, call.arguments) for call in reply.tool_calls]
+    return "\n".join([*([reply.content] if reply.content else []), *calls])
+
+
+class _Call(BaseModel):
+    name: str
+    arguments: dict[str, JsonValue]
+
+
+class _Reply(BaseModel):
+    content: str
+    tool_calls: list[_Call] = Field(default_factory=list[_Call])
+
+
+_REPLY = TypeAdapter(_Reply)
 
 
 def _write_call(name: str, arguments: Json) -> str:

@@ -85,14 +85,15 @@ def chat(
     output: Output,
     run: RunOrSampler,
     message: Annotated[
-        str | None, typer.Argument(help="Message to answer; by default a conversation.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[MESSAGE]", help="Message to answer; by default a conversation.", show_default=False),
     ] = None,
     *,
     step: CheckpointStep = None,
     best: Best = False,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Limit of a reply, in tokens.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of sampling; 0 is greedy.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="Temperature of sampling; 0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the replies.")] = 0,
 ) -> None:
     """Talk to a checkpoint of a run.
@@ -112,7 +113,7 @@ def chat(
         sampling = Sampling(max_tokens, temperature)
         async with open_chat(run, sampling, step=step, best=best, seed=seed, note=output.note) as begin:
             policy, messages = begin(), list(system_messages)
-            while (line := message or await in_thread(lambda: _read_line(output))) is not None:
+            while (line := await in_thread(lambda: _read_line(output)) if message is None else message) is not None:
                 if message is None and line == "/new":
                     policy, messages = begin(), list(system_messages)
                     continue

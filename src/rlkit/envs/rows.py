@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, TypedDict, cast
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rlkit.env import SingleTurnEnv
 from rlkit.envs.math.table_files import Row, read_rows
@@ -18,7 +18,18 @@ from rlkit.types import Message, Outcome, Reply
 
 type Grader = Callable[..., Outcome | float]
 
-_COLUMN = re.compile(r"\{([^{}]+)\}")
+
+class _Message(TypedDict):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+
+
+type _Prompt = str | Annotated[list[_Message], Field(min_length=1)]
+
+_PROMPT = TypeAdapter[_Prompt](_Prompt)
+
+_COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+_ROWS_MAX = 2**62  # far above any file
 
 
 @dataclass(frozen=True)
@@ -56,8 +67,8 @@ def rows(
     grader: Grader | None = None,
     system: str | None = None,
     chat: bool = True,
-    start: Annotated[int, Field(ge=0)] = 0,
-    stop: Annotated[int, Field(ge=1)] | None = None,
+    start: Annotated[int, Field(ge=0, le=_ROWS_MAX)] = 0,
+    stop: Annotated[int, Field(ge=1, le=_ROWS_MAX)] | None = None,
 ) -> list[RowTask]:
     """Return the rows of a file as tasks.
 
@@ -85,29 +96,40 @@ def rows(
         if chat and isinstance(question, str):
             user: Message = {"role": "user", "content": question}
             question = [*prefix, user]
-        expected = row if answer is None else _find(row, answer, "answer", f"{path}, row {number}")
+        expected = row if answer is None else _find_value(row, answer, "answer", f"{path}, row {number}")
         tasks.append(RowTask(f"{path.stem}-{number}", question, expected, grader))
     if not tasks:
-        raise UsageError(f"path: {path} has no row from {start} to {stop or 'its end'}")
+        raise UsageError(f"path: {path} has no row from {start} on{f' and before {stop}' if stop else ''}")
     return tasks
 
 
 def _read_prompt(row: Row, prompt: str, where: str) -> str | Sequence[Message]:
     if _COLUMN.search(prompt):
-        return _COLUMN.sub(lambda match: str(_find(row, match[1], "prompt", where)), prompt)
-    value = _find(row, prompt, "prompt", where)
-    if isinstance(value, str):
-        return value
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    if not items or not all(isinstance(item, Mapping) and "role" in item and "content" in item for item in items):
-        raise UsageError(f"prompt: the column {prompt!r} of {where} is neither a text nor a list of messages")
-    return cast("list[Message]", items)
+        return _COLUMN.sub(lambda match: _fill(match, row, where), prompt)
+    value = _find_value(row, prompt, "prompt", where)
+    try:
+        return cast("str | list[Message]", _PROMPT.validate_python(value, strict=True))
+    except ValidationError:
+        kind = "neither a text nor a list of messages, each with a role and a text as content"
+        raise UsageError(f"prompt: the column {prompt!r} of {where} is {kind}") from None
 
 
-def _find(row: Row, column: str, argument: str, where: str) -> object:
+def _fill(match: re.Match[str], row: Row, where: str) -> str:
+    """Return the value of a column of a template; `{{` and `}}` are braces."""
+    if match[1] is None:
+        return match[0][0]
+    value = _find_value(row, match[1], "prompt", where)
+    if not isinstance(value, str | int | float):
+        raise UsageError(f"prompt: {match[1]!r} of {where} is neither a text nor a number")
+    return str(value)
+
+
+def _find_value(row: Row, column: str, argument: str, where: str) -> object:
     value = row.get(column)
     if value is None:
         columns = [str(name) for name in row]
-        near = did_you_mean(column, columns) or f" Columns: {', '.join(columns)}"
-        raise UsageError(f"{argument}: {where} has no {column!r}.{near}")
+        problem = f"is empty in {where}" if column in row else f"is no column of {where}"
+        near = "" if column in row else did_you_mean(column, columns) or f" Columns: {', '.join(columns)}"
+        braces = " (write a brace as {{ or }})" if argument == "prompt" and column not in row else ""
+        raise UsageError(f"{argument}: {column!r} {problem}{braces}.{near}")
     return value
