@@ -103,6 +103,8 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("n_steps: 4", "a.yaml:2: n_steps: unknown field. Did you mean 'steps'?"),
         ("num_generations: 4", "a.yaml:2: num_generations: unknown field. Did you mean 'batch.group_size'?"),
         ("max_completion_length: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
+        ("batch_size: 9", "Did you mean 'batch.groups'? It counts tasks, with batch.group_size rollouts each."),
+        ("max_tokens: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
         ("loss: pop", "expected importance_sampling, "),
         ("loss: pop", "found 'pop'. Did you mean 'ppo'?"),
         ("batch.groups: 4", 'a.yaml:2: "batch.groups": unknown field. Write it as batch: {groups: …}'),

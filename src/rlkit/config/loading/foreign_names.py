@@ -7,17 +7,17 @@ _FIELDS = {
     "name": "run_name experiment_name wandb_name",
     "steps": "n_steps num_steps max_steps total_steps total_training_steps n_batches",
     "epochs": "num_epochs num_train_epochs n_epochs total_epochs",
-    "load_checkpoint": "load_checkpoint_path init_from_checkpoint resume_from_checkpoint",
+    "load_checkpoint": "load_checkpoint_path init_from_checkpoint",
     "batch.groups": "batch_size groups_per_batch train_batch_size per_device_train_batch_size rollout_batch_size",
     "batch.group_size": "num_generations n_samples_per_prompt rollouts_per_example num_samples_per_prompt rollout_n",
-    "batch.substeps": "num_substeps ppo_epochs num_iterations update_epochs_per_batch",
+    "batch.substeps": "num_substeps",
     "optimizer.learning_rate": "lr learning_rate",
     "optimizer.grad_clip_norm": "max_grad_norm grad_clip",
     "optimizer.schedule": "lr_scheduler_type lr_schedule",
     "optimizer.warmup_steps": "num_warmup_steps lr_warmup_steps",
-    "sampling.max_tokens": "max_completion_length max_new_tokens max_response_length max_tokens_per_turn",
+    "sampling.max_tokens": "max_tokens max_completion_length max_new_tokens max_response_length max_tokens_per_turn",
     "lora.rank": "lora_rank lora_r",
-    "kl_penalty.coefficient": "kl_penalty_coef kl_coef kl_loss_coef init_kl_coef",
+    "kl_penalty.coefficient": "beta kl_penalty_coef kl_coef kl_loss_coef init_kl_coef",
     "loss.name": "loss_fn loss_type loss_name",
     "advantage": "adv_estimator advantage_estimator scale_rewards",
     "schedule.max_staleness": "max_steps_off_policy max_off_policy_steps max_async_level",
@@ -27,6 +27,9 @@ _FIELDS = {
     "track.wandb.project": "wandb_project project_name",
 }
 """Names in TRL, verl, SkyRL, prime-rl and tinker-cookbook, by the field of rlkit with this meaning."""
+
+UNITS = {"batch.groups": "tasks, with batch.group_size rollouts each"}
+"""Units of fields that other trainers count otherwise."""
 
 FOREIGN_NAMES = {name: field for field, names in _FIELDS.items() for name in names.split()}
 """Field of rlkit by the name elsewhere."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlkit.config.loading.foreign_names import FOREIGN_NAMES
+from rlkit.config.loading.foreign_names import FOREIGN_NAMES, UNITS
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
 from rlkit.config.loading.outline import Shape, leaf_fields, locate
 from rlkit.config.loading.secrets import redact
@@ -120,7 +120,8 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str) -> str:
         belongs = f", it belongs to {' and '.join(owners)}" if owners else ""
         return f"is not a field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
     if (field := FOREIGN_NAMES.get(name, dotted(keys))) != dotted(keys):
-        return f"unknown field. Did you mean {field!r}?"
+        unit = f" It counts {UNITS[field]}." if field in UNITS else ""
+        return f"unknown field. Did you mean {field!r}?{unit}"
     near = did_you_mean(name, parent.fields if parent else ())
     if not near:
         paths = {path[-1]: ".".join(path) for path in leaf_fields() if len(path) > 1}
