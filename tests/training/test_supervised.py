@@ -292,6 +292,28 @@ FAULTS = [
 ]
 
 
+NEVER = [
+    ("source", "env/source/reward/mean"),
+    ("source", "env/all/solved"),
+    ("source", "env/all/pass_at_4"),
+    ("source", "optim/entropy"),
+    ("source", "optim/ratio/effective"),
+    ("source", "teacher/v1"),
+    ("warm_start", "env/warm_start/reward/mean"),
+]
+
+
+@pytest.mark.parametrize(("section", "metric"), NEVER)
+def test_a_metric_that_conversations_never_have_selects_no_weights(section: str, metric: str, talks: Path) -> None:
+    settings: dict[str, object] = {section: {"files": str(talks)}, "best": {"metric": metric}}
+    envs = {"numbers": {}} if section == "warm_start" else {}
+    fix = "it needs rollouts; choose optim/nll, or a metric of eval.envs"
+    with pytest.raises(ConfigError, match=f"best.metric: no step has a '{metric}': {fix}"):
+        load_config([], settings={**settings, "envs": envs})
+    for usual in ("optim/nll", "env/all/tokens/mean", "service/loss:sum"):
+        load_config([], settings={**settings, "envs": envs, "best": {"metric": usual}})
+
+
 @pytest.mark.parametrize(("settings", "problem"), FAULTS, ids=lambda value: str(value)[:40])
 def test_a_contradiction_names_its_field(settings: dict[str, Any], problem: str, talks: Path) -> None:
     text = json.dumps(settings).replace("TALKS", str(talks))

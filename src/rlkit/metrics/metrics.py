@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
 from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
+from rlkit.config.schema.metric_names import REWARD_METRICS
 from rlkit.types import Bools, Datum, Episode, Floats, Group, Turn
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ SOLVED = 1 - EQUAL
 """Smallest reward that counts as solved: 1, minus rounding error."""
 
 _PERCENTILES = (10, 50, 90)
-_OF_REWARDS = re.compile("reward/|solved|groups/|pass_at_|retried/")
 _PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 
 
@@ -63,7 +63,7 @@ def group_metrics(
     for name in names:
         env = _env_metrics([group for group in groups if group.env == name])
         if name in supervised:
-            env = {key: value for key, value in env.items() if not _OF_REWARDS.match(key)}
+            env = {key: value for key, value in env.items() if not key.startswith(REWARD_METRICS)}
         metrics |= {f"{prefix}/{name}/{key}": value for key, value in env.items()}
     played = [group for group in groups if group.env not in supervised]
     every = env if len(names) == 1 or not played else _env_metrics(played)

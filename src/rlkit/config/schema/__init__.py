@@ -18,7 +18,7 @@ from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
 from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig, RewardUse
-from rlkit.config.schema.metric_names import metric_problem
+from rlkit.config.schema.metric_names import REWARD_METRICS, metric_problem
 from rlkit.config.schema.objective import (
     AdvantageConfig,
     LengthPenaltyConfig,
@@ -369,16 +369,22 @@ class Config(Section):
             raise ValueError(f"best.metric: {problem}")
 
     def _absent_metrics(self) -> dict[str, str]:
-        """Return the metrics, or groups of metrics, that no step has with these settings, each with a fix."""
+        """Return beginnings of metrics that no step has with these settings, each with a fix."""
+        supervised = self.envs.keys() - self.reinforced_envs.keys()
         remedies = (
             (self.kl_penalty.coefficient, "kl_reference", "set kl_penalty.coefficient"),
             (any(map(self.find_teacher, self.envs)), "teacher", "set teacher"),
-            (self.envs.keys() - self.reinforced_envs.keys(), "optim/nll", "set source or warm_start"),
+            (supervised, "optim/nll", "set source or warm_start"),
             (self.length_penalty.coefficient, "batch/length_penalty", "set length_penalty.coefficient"),
             (self.batch.clip_advantages, "batch/clipped", "set batch.clip_advantages"),
             (isinstance(self.loss, ClippedLoss), "optim/ratio/clipped", f"the loss {self.loss.name} clips nothing"),
         )
-        return {metric: fix for is_set, metric, fix in remedies if not is_set}
+        names = [f"env/{env}/{metric}" for env in supervised for metric in REWARD_METRICS]
+        if not self.reinforced_envs:
+            names += [f"env/all/{metric}" for metric in REWARD_METRICS]
+            names += ["optim/kl_sample", "optim/entropy", "optim/ratio/", "kl_reference/", "teacher/"]
+        fix = "it needs rollouts; choose optim/nll, or a metric of eval.envs"
+        return dict.fromkeys(names, fix) | {metric: fix for is_set, metric, fix in remedies if not is_set}
 
     @model_validator(mode="after")
     def _check_objective(self) -> Self:

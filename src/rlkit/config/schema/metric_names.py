@@ -25,6 +25,9 @@ EPISODE_METRICS = (
 )
 """Metrics under `env/<name>/` and `eval/<name>/`, except `pass_at_<k>` and the environment's own."""
 
+REWARD_METRICS = ("reward/", "solved", "groups/", "pass_at_", "retried/", "advantage/", "teacher/")
+"""Beginnings of the metrics that environments of conversations do not have."""
+
 STEP_METRICS = {
     "batch": (
         *("groups", "replaced", "dropped", "excess", "sampled_tokens", "staleness/mean", "staleness/max"),
@@ -51,8 +54,10 @@ def metric_problem(
     """Return the reason why no step of a run can have a metric of this name; None if a step may have it.
 
     Args:
-        remedies: metrics (or first parts of their names) that no step of this run has, each with a fix.
+        remedies: beginnings of metrics that no step of this run has, each with a fix.
     """
+    if remedy := next((fix for beginning, fix in remedies.items() if metric.startswith(beginning)), None):
+        return f"no step has a {metric!r}: {remedy}"
     group, _, rest = metric.partition("/")
     if group == "service" and rest:
         return None
@@ -62,8 +67,7 @@ def metric_problem(
             return f"there is no environment {env!r} in {'eval.envs' if group == 'eval' else 'envs'}"
         return None if name else f"{metric!r} is not a metric of an environment, such as {group}/{env}/reward/mean"
     if group in STEP_METRICS and rest in STEP_METRICS[group]:
-        remedy = remedies.get(metric) or remedies.get(group)
-        return None if remedy is None else f"no step has a {metric!r}: {remedy}"
+        return None
     near = did_you_mean(metric, _all_names(envs, evals))
     hint = "" if group in _PREFIXES else f"; names begin with {', '.join(f'{first}/' for first in _PREFIXES)}"
     return f"no step has a {metric!r}{hint}.{near}" if near else f"no step has a {metric!r}{hint}"
