@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from rlkit.config.loading.objects import load_envs, load_object
-from rlkit.config.schema import EnvConfig, EvalEnvConfig
+from rlkit.config.schema.envs import EnvConfig, EvalEnvConfig
 from rlkit.env import Env
 from rlkit.errors import ConfigError, MissingError
 

@@ -24,8 +24,8 @@ from rlkit.algorithms.references import Reference
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.resolved import ResolvedConfig
-from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
-from rlkit.config.schema.envs import refuse_turn_limit
+from rlkit.config.schema import Config
+from rlkit.config.schema.envs import EnvConfig, EvalEnvConfig, refuse_turn_limit
 from rlkit.env import Env, Task
 from rlkit.errors import ConfigError
 from rlkit.evaluation.scores import compute_score_metrics

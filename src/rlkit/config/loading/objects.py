@@ -32,7 +32,8 @@ from rlkit.errors import EXTRAS, ConfigError, MissingError, RlkitError, UsageErr
 
 if TYPE_CHECKING:
     from rlkit.algorithms.advantages import AnyEstimator
-    from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
+    from rlkit.config.schema import Config
+    from rlkit.config.schema.envs import EnvConfig, EvalEnvConfig
     from rlkit.types import Json
 
 BUILT_IN = {

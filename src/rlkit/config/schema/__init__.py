@@ -7,17 +7,18 @@ a field gives the reason for its default.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Self, cast
 
 from pydantic import Field, model_validator
 
 from rlkit._util.model_names import DEFAULT_MODEL
-from rlkit._util.sections import Positive, Section, SectionTable, validate_fields
+from rlkit._util.sections import Positive, Section, validate_fields
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, ImportanceSampling
-from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
-from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig, RewardUse
+from rlkit.algorithms.schedules import Sync
+from rlkit.config.schema.batch import BatchConfig, ScheduleConfig
+from rlkit.config.schema.envs import EnvConfig, EnvName, EvalConfig, RewardUse
 from rlkit.config.schema.metric_names import REWARD_METRICS, metric_problem
 from rlkit.config.schema.objective import (
     AdvantageConfig,
@@ -34,66 +35,6 @@ from rlkit.config.schema.track import TrackConfig, track_config
 from rlkit.errors import ConfigError
 
 DEFAULT_STEPS = 100
-
-
-class BatchConfig(Section):
-    """Groups of a step, and their conversion to training sequences."""
-
-    groups: Positive = 16
-    """Number of groups, and so of tasks, in a step."""
-    group_size: Annotated[int, Field(ge=1)] = 8
-    """Rollouts per task. Eight are enough to estimate the group's mean reward, which is the baseline."""
-    substeps: Positive = 1
-    """Optimiser steps per step, each on an equal share of the groups. More than one is off-policy."""
-    replace_uninformative: bool = False
-    """Replace a group with equal rewards by another group, so that every step learns from `groups` groups."""
-    max_replaced_groups: Positive | None = None
-    """Maximum number of replaced groups in a step, after which the step has fewer groups; null for four times
-    `groups`."""
-    max_tokens: Annotated[int, Field(ge=2)] | None = None
-    """Maximum length of a training sequence in tokens; null for no limit."""
-    overlong: Literal["truncate", "drop", "error"] = "truncate"
-    """Treatment of a sequence longer than `max_tokens`: train on its beginning, drop it, or end the run."""
-    normalize: Literal["none", "token", "sequence", "constant"] = "none"
-    """Divisor of a token's advantage. `none`: 1, so the loss is a sum over tokens, as in the Tinker service; Adam is
-    invariant to its scale. `token`: sampled tokens of the group. `sequence`: sampled tokens of the episode × episodes
-    of the group. `constant`: `normalize_tokens` × episodes of the group. All except `none` also divide by the number of
-    groups of an optimiser step, so the loss is a mean over groups."""
-    normalize_tokens: Positive | None = None
-    """With `normalize: constant`: constant number of tokens per episode; null for `sampling.max_tokens`."""
-    clip_advantages: Annotated[float, Field(gt=0)] | None = None
-    """Maximum absolute advantage; larger advantages are clipped. Null for no limit, because a fixed range of rewards
-    already bounds advantages."""
-
-    @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
-        if self.groups % self.substeps:
-            raise ValueError(f"substeps: {self.groups} groups cannot be split equally into {self.substeps} substeps")
-        if not self.replace_uninformative:
-            self.refuse_unused("max_replaced_groups", fix="set replace_uninformative to true")
-        if self.max_tokens is None:
-            self.refuse_unused("overlong", fix="set max_tokens")
-        if self.normalize != "constant":
-            self.refuse_unused("normalize_tokens", fix="set normalize to constant")
-        return self
-
-
-type ScheduleConfig = Annotated[Schedule, SectionTable(SCHEDULES, default="sync")]
-
-
-class EvalConfig(Section):
-    """Evaluation of the current weights before the first step, every `every` steps, and after the last step."""
-
-    every: Annotated[int, Field(ge=0)] = 10
-    """Steps between evaluations; 0 evaluates only before the first step and after the last."""
-    envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
-    """Environments for evaluation, by a name of your choice."""
-
-    @model_validator(mode="after")
-    def _check_envs(self) -> Self:
-        if not self.envs and self.every and not self.is_default("every"):
-            raise ValueError("`every` has no effect: add environments to eval.envs, or leave out `every` (eval=null)")
-        return self
 
 
 _INHERITED = {

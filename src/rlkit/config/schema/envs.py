@@ -138,6 +138,21 @@ class EvalEnvConfig(Section):
     """Time limit of a rollout in seconds; null for `rollouts.timeout_s`."""
 
 
+class EvalConfig(Section):
+    """Evaluation of the current weights before the first step, every `every` steps, and after the last step."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Steps between evaluations; 0 evaluates only before the first step and after the last."""
+    envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
+    """Environments for evaluation, by a name of your choice."""
+
+    @model_validator(mode="after")
+    def _check_envs(self) -> Self:
+        if not self.envs and self.every and not self.is_default("every"):
+            raise ValueError("`every` has no effect: add environments to eval.envs, or leave out `every` (eval=null)")
+        return self
+
+
 def refuse_turn_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:
     """Raise ConfigError if `max_turns` is set for an environment whose tasks have a single turn."""
     if spec.max_turns is not None:
