@@ -37,6 +37,7 @@ FLOORS = (
 
 ROOT_MODULES = {"types", "env", "policy", "errors", "api"}
 FOLDER_MAX = 14
+MODULE_LINES_MAX = 400
 
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
@@ -197,6 +198,12 @@ def test_folders_are_small() -> None:
     sizes = Counter(name.rpartition(".")[0] for name in names)
     large = {folder: size for folder, size in sizes.items() if size > FOLDER_MAX}
     assert not large, f"at most {FOLDER_MAX} modules in a folder; split {large}"
+
+
+def test_modules_are_short() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in modules().items()}
+    long = {name: length for name, length in lengths.items() if length > MODULE_LINES_MAX}
+    assert not long, f"at most {MODULE_LINES_MAX} lines in a module; split {long}"
 
 
 def test_root_holds_only_the_trunk_of_the_api() -> None:

@@ -12,9 +12,8 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from itertools import takewhile
 from typing import cast, override
 
 import numpy as np
@@ -23,32 +22,19 @@ from rlkit._util.json_values import render_value
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.chat.demonstration import split_conversation
-from rlkit.chat.format import ChatFormat, extend
+from rlkit.chat.format import ChatFormat
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.policy import ChatRequest, Limits, OpponentSamplers, Policy, Sampler, SampleRequest
+from rlkit.rollout.segments import Segment, Segments
 from rlkit.rollout.validation import as_float
 from rlkit.token_records.messages import new_messages
-from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn, as_prompt, join
+from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn, as_prompt
 
 INLINE_CHARS = 200_000  # limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts
 _TOKEN_CHARS = 512  # upper bound of the length of a token; the longest tokens in use are runs of 128 spaces
 
 type _Piece = tuple[Tokens, Floats, Bools]
 """Tokens of a completion, their log-probabilities, and True for sampled tokens: [C] each."""
-
-
-@dataclass(slots=True, eq=False)
-class _Segment:
-    """A chain of turns in which each turn extends the previous turn token for token."""
-
-    index: int  # index of the last turn in the record
-    turn: Turn  # the last turn
-    tokens: Prompt  # all tokens of the segment
-    messages: Sequence[Message] = ()  # the conversation that the tokens encode; empty after `sample`
-    tools: Sequence[Tool] = ()
-    is_rendered: bool = True  # the last prompt may equal the format's rendering of its conversation
-    # For each turn of a conversation its index in the record, and the number of messages up to its reply.
-    replies: tuple[tuple[int, int], ...] = ()
 
 
 class RecordingPolicy(Policy):
@@ -88,7 +74,7 @@ class RecordingPolicy(Policy):
         self._first_sampler = first_sampler or sampler
         self._chat = chat
         self._seed = seed
-        self._segments: list[_Segment] = []
+        self._segments = Segments(chat, self._turns)
         self._requests = 0
 
     @override
@@ -114,9 +100,9 @@ class RecordingPolicy(Policy):
             sampling = replace(sampling, stop=self._chat.stop)
         if request.stop and all(isinstance(stop, str) for stop in sampling.stop or ()):
             sampling = replace(sampling, stop=(*(sampling.stop or ()), *request.stop))  # services take only one kind
-        earlier = self._find_segment(messages, tools)
+        earlier = self._segments.find(messages, tools)
         chars = _count_chars([*messages, *tools])
-        prompt, is_rendered = await self._tokenize(request, chars, self._render, earlier, messages, tools)
+        prompt, is_rendered = await self._tokenize(request, chars, self._segments.render, earlier, messages, tools)
         segment = await self._complete(prompt, sampling, request, earlier)
         parsed = self._chat.parse(segment.turn.completion)
         content = parsed.message["content"]
@@ -147,10 +133,10 @@ class RecordingPolicy(Policy):
                 length = len(prompt) + len(tokens)
                 raise EnvironmentFault(f"a conversation of {length} tokens does not fit the context of {context}")
             ones = _ones(len(tokens).bit_length())[: len(tokens)]
-            parent = self._find_parent(prompt, self._segments)
+            parent = self._segments.find_parent(prompt)
             new = prompt if parent is None else prompt.drop_first(len(parent.tokens))
             turn = Turn(new, tokens, np.zeros(len(tokens), np.float32), ones, "stop", version, parent and parent.index)
-            segment = self._add_turn(turn, prompt, parent)
+            segment = self._segments.add(turn, prompt, parent)
             segment.messages = messages[: index + 1]
             self._turns[-1] = replace(turn, messages=new_messages(segment.messages, turn, self._turns))
 
@@ -213,52 +199,9 @@ class RecordingPolicy(Policy):
             return function(*args)
         return await asyncio.get_running_loop().run_in_executor(_tokenizer_thread(), function, *args)
 
-    def _render(
-        self, segment: _Segment | None, messages: Sequence[Message], tools: Sequence[Tool]
-    ) -> tuple[Prompt, bool]:
-        """Return the prompt for a conversation, and whether it may equal the format's rendering.
-
-        `segment` is the segment that the conversation continues; None starts a new segment.
-        """
-        if segment is None:
-            return self._chat.render(messages, tools), True
-        # Render the whole conversation only if the tokens after the reply cannot be derived without it.
-        drops_thinking = not self._chat.keeps_thinking and any("thinking" in message for message in segment.messages)
-        rendered = None
-        if segment.is_rendered and (drops_thinking or segment.turn.stop == "length"):
-            rendered = self._chat.render(messages, tools)
-            if len(rendered) > len(segment.tokens) and rendered.starts_with(segment.tokens):
-                return rendered, True
-        replied = len(segment.messages) - 1
-        extended = extend(self._chat, segment.tokens, segment.turn, messages, replied=replied, tools=tools)
-        if extended is not None:
-            return extended, segment.is_rendered and rendered is None
-        return self._chat.render(messages, tools) if rendered is None else rendered, True
-
-    def _find_segment(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Segment | None:
-        """Return the newest segment whose conversation these messages continue."""
-        for segment in reversed(self._segments):
-            old, count = segment.messages, len(segment.messages)
-            if 0 < count < len(messages) and list(messages[:count]) == old and list(tools) == segment.tools:
-                return segment
-        forks = [self._fork(segment, messages) for segment in self._segments if list(tools) == segment.tools]
-        return max(filter(None, forks), key=lambda fork: len(fork.messages), default=None)
-
-    def _fork(self, segment: _Segment, messages: Sequence[Message]) -> _Segment | None:
-        """Return the segment up to the last reply that these messages contain; None if they contain none."""
-        pairs = zip(messages[:-1], segment.messages, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        replies = tuple(reply for reply in segment.replies if reply[1] <= shared)
-        if not replies:
-            return None
-        index, count = replies[-1]
-        turns = [self._turns[index] for index, _ in replies]
-        tokens = join([piece for turn in turns for piece in (turn.prompt, as_prompt(turn.completion))])
-        return _Segment(index, turns[-1], tokens, segment.messages[:count], segment.tools, replies=replies)
-
     async def _complete(
-        self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest, earlier: _Segment | None = None
-    ) -> _Segment:
+        self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest, earlier: Segment | None = None
+    ) -> Segment:
         """Sample a completion, record it as a turn, and return the segment that it ends."""
         model_input, pieces = prompt, list[_Piece]()
         if len(request.forced):
@@ -293,7 +236,7 @@ class RecordingPolicy(Policy):
                     pieces += [_forced_piece(phrase), _sampled_piece(self._cut(completion, request))]
         except UsageError as error:  # the fault of this rollout's request must not end the run
             raise EnvironmentFault(str(error)) from error
-        parent = self._find_parent(prompt, self._segments if earlier is None else [earlier, *self._segments])
+        parent = self._segments.find_parent(prompt, earlier=earlier)
         tokens, logprobs, sampled = _join_pieces(pieces)
         turn = Turn(
             prompt=prompt if parent is None else prompt.drop_first(len(parent.tokens)),
@@ -308,22 +251,7 @@ class RecordingPolicy(Policy):
             role=request.role,
             frozen=request.opponent is not None,
         )
-        return self._add_turn(turn, prompt, parent)
-
-    @staticmethod
-    def _find_parent(prompt: Prompt, segments: Sequence[_Segment]) -> _Segment | None:
-        """Return the longest segment that a prompt extends token for token."""
-        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
-        return max(fitting, key=lambda segment: len(segment.tokens), default=None)
-
-    def _add_turn(self, turn: Turn, prompt: Prompt, parent: _Segment | None) -> _Segment:
-        """Record a turn, and return the segment that it ends."""
-        self._turns.append(turn)
-        if parent in self._segments:  # otherwise the turn forks
-            self._segments.remove(parent)
-        tokens = Prompt(np.concatenate([prompt.tokens, turn.completion]), prompt.images)
-        self._segments.append(_Segment(len(self._turns) - 1, turn, tokens))
-        return self._segments[-1]
+        return self._segments.add(turn, prompt, parent)
 
     def _cut(self, completion: Completion, request: SampleRequest | ChatRequest) -> Completion:
         """Return a completion up to the token that completes a stop string of a chat, as if it had ended there."""

@@ -1,0 +1,96 @@
+"""The conversations of an episode as segments, in which each turn extends the previous turn token for token.
+
+Invariant: a segment's tokens are those that its turns were sampled from, and never a new rendering of their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+
+from rlkit.chat.format import ChatFormat, extend
+from rlkit.types import Message, Prompt, Tool, Turn, as_prompt, join
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A chain of turns in which each turn extends the previous turn token for token."""
+
+    index: int  # index of the last turn in the record
+    turn: Turn  # the last turn
+    tokens: Prompt  # all tokens of the segment
+    messages: Sequence[Message] = ()  # the conversation that the tokens encode; empty after `sample`
+    tools: Sequence[Tool] = ()
+    is_rendered: bool = True  # the last prompt may equal the format's rendering of its conversation
+    # For each turn of a conversation its index in the record, and the number of messages up to its reply.
+    replies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Segments:
+    """The segments of an episode; `turns` is its record, to which `add` appends."""
+
+    chat: ChatFormat
+    turns: list[Turn]
+    _segments: list[Segment] = field(default_factory=list[Segment])
+
+    def render(
+        self, segment: Segment | None, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Prompt, bool]:
+        """Return the prompt for a conversation, and whether it may equal the format's rendering.
+
+        `segment` is the segment that the conversation continues; None starts a new segment.
+        """
+        if segment is None:
+            return self.chat.render(messages, tools), True
+        # Render the whole conversation only if the tokens after the reply cannot be derived without it.
+        drops_thinking = not self.chat.keeps_thinking and any("thinking" in message for message in segment.messages)
+        rendered = None
+        if segment.is_rendered and (drops_thinking or segment.turn.stop == "length"):
+            rendered = self.chat.render(messages, tools)
+            if len(rendered) > len(segment.tokens) and rendered.starts_with(segment.tokens):
+                return rendered, True
+        replied = len(segment.messages) - 1
+        extended = extend(self.chat, segment.tokens, segment.turn, messages, replied=replied, tools=tools)
+        if extended is not None:
+            return extended, segment.is_rendered and rendered is None
+        return self.chat.render(messages, tools) if rendered is None else rendered, True
+
+    def find(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Segment | None:
+        """Return the newest segment whose conversation these messages continue."""
+        for segment in reversed(self._segments):
+            old, count = segment.messages, len(segment.messages)
+            if 0 < count < len(messages) and list(messages[:count]) == old and list(tools) == segment.tools:
+                return segment
+        forks = [self._fork(segment, messages) for segment in self._segments if list(tools) == segment.tools]
+        return max(filter(None, forks), key=lambda fork: len(fork.messages), default=None)
+
+    def _fork(self, segment: Segment, messages: Sequence[Message]) -> Segment | None:
+        """Return the segment up to the last reply that these messages contain; None if they contain none."""
+        pairs = zip(messages[:-1], segment.messages, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        replies = tuple(reply for reply in segment.replies if reply[1] <= shared)
+        if not replies:
+            return None
+        index, count = replies[-1]
+        turns = [self.turns[index] for index, _ in replies]
+        tokens = join([piece for turn in turns for piece in (turn.prompt, as_prompt(turn.completion))])
+        return Segment(index, turns[-1], tokens, segment.messages[:count], segment.tools, replies=replies)
+
+    def find_parent(self, prompt: Prompt, *, earlier: Segment | None = None) -> Segment | None:
+        """Return the longest segment, or a fork (`earlier`), that a prompt extends token for token."""
+        segments = self._segments if earlier is None else [earlier, *self._segments]
+        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
+        return max(fitting, key=lambda segment: len(segment.tokens), default=None)
+
+    def add(self, turn: Turn, prompt: Prompt, parent: Segment | None) -> Segment:
+        """Record a turn, and return the segment that it ends."""
+        self.turns.append(turn)
+        if parent in self._segments:  # otherwise the turn forks
+            self._segments.remove(parent)
+        tokens = Prompt(np.concatenate([prompt.tokens, turn.completion]), prompt.images)
+        self._segments.append(Segment(len(self.turns) - 1, turn, tokens))
+        return self._segments[-1]
