@@ -97,7 +97,7 @@ def test_the_loss_of_conversations_is_that_of_transformers(byte_model_dir: Path,
     assert result.metrics["service/loss:sum"] == pytest.approx(total, rel=1e-5)
     assert result.metrics["optim/nll"] == pytest.approx(total / count, rel=1e-5)
     assert result.metrics["optim/tokens"] == count == 9
-    assert result.metrics["usage/sampled_tokens"] == 0
+    assert result.metrics["usage/sampled_tokens"] == result.metrics["batch/sampled_tokens"] == 0
     assert not any("reward" in name or "kl_sample" in name for name in result.metrics)
     assert_trained_exactly_once(result.directory)
 
@@ -217,6 +217,8 @@ def test_conversations_and_rollouts_share_the_steps_of_a_run(byte_model_dir: Pat
         assert lines[step]["optim/nll"] > 0
         assert abs(lines[step]["optim/kl_sample_train_v1"]) < 1e-3
         assert lines[step]["env/all/groups"] == lines[step]["env/numbers/groups"] < 8
+        sampled = sum(len(turn.completion) for turn in turns_of(result.directory, step, "numbers"))
+        assert lines[step]["batch/sampled_tokens"] == sampled < lines[step]["optim/tokens"]
     assert_trained_exactly_once(result.directory)
 
 

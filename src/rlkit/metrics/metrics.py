@@ -212,13 +212,16 @@ def _mean_by_key(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: _mean(float(row[key]) for row in rows if key in row) for key in keys}
 
 
-def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, float]:
+def batch_metrics(
+    groups: Sequence[StepGroup], *, version: int, supervised: frozenset[str] = frozenset()
+) -> dict[str, float]:
     """Return the metrics of the groups of a step.
 
     - `replaced`: number of groups that were replaced because their rewards were equal.
     - `dropped`: number of groups with too few episodes with a reward.
     - `excess`: number of sequences that were too long.
-    - `sampled_tokens`: sampled tokens of all these groups, including failed episodes.
+    - `sampled_tokens`: sampled tokens of all these groups, including failed episodes, but no conversations
+      (`supervised`).
     - `staleness`: `version` minus the version that sampled a turn.
     - `length_penalty`, `clipped`: mean penalty of an episode and share of clipped advantages, as means over groups;
       missing if the setting is off.
@@ -230,14 +233,16 @@ def batch_metrics(groups: Sequence[StepGroup], *, version: int) -> dict[str, flo
         version: version of the weights that train on the groups.
     """
     trained = [group.prepared for group in groups if group.is_trained]
-    episodes = [episode for group in trained for episode in group.group.episodes if episode.reward is not None]
+    sampled = [group.prepared.group for group in groups if group.prepared.group.env not in supervised]
+    played = [group.group for group in trained if group.group.env not in supervised]
+    episodes = [episode for group in played for episode in group.episodes if episode.reward is not None]
     ages = [version - turn.version for episode in episodes for turn in episode.turns if not turn.frozen]
     return {
         "batch/groups": float(len(trained)),
         "batch/replaced": float(sum(group.prepared.is_usable and not group.is_trained for group in groups)),
         "batch/dropped": float(sum(not group.prepared.is_usable for group in groups)),
         "batch/excess": float(sum(group.overlong for group in trained)),
-        "batch/sampled_tokens": float(sum(group.prepared.group.sampled_tokens for group in groups)),
+        "batch/sampled_tokens": float(sum(group.sampled_tokens for group in sampled)),
         "batch/staleness/mean": _mean(ages),
         "batch/staleness/max": float(max(ages, default=0)),
         **_shaping_metrics(trained),

@@ -135,7 +135,8 @@ class Player:
                 episode = await self._play_in_slot(group, member, attempt)
             except SlotsClosed:
                 return None
-            self.counts.tokens += episode.sampled_tokens
+            if not self.settings[group.task.name].is_supervised:
+                self.counts.tokens += episode.sampled_tokens
             self.record(group.task, episode)
             is_failed = episode.status == "failed"
             self.counts.failed += is_failed

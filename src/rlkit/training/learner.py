@@ -194,7 +194,10 @@ class PolicyLearner:
         # For a million tokens, these calls would block the event loop.
         supervised = self.recipe.supervised
         metrics = await in_thread(
-            lambda: group_metrics(played, prefix="env", supervised=supervised) | batch_metrics(groups, version=step - 1)
+            lambda: (
+                group_metrics(played, prefix="env", supervised=supervised)
+                | batch_metrics(groups, version=step - 1, supervised=supervised)
+            )
         )
         result = await update.wait(self.watch)
         prepared, estimators = [group.prepared for group in groups], self.groups.preparation.estimators
