@@ -22,8 +22,10 @@ from rlkit.policy import Limits
 from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.testing import tiny_model
 from rlkit.token_records.updates import read_update, update_path
+from rlkit.tools.export_episodes import export_episodes
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Sampling, Turn
+from rlkit.view.episode import read_episode
 from tests.training.test_teachers import assert_trained_exactly_once, score
 
 TALKS = [("one", "1"), ("two", "2"), ("six", "6"), ("ten", "10")]
@@ -232,6 +234,30 @@ def test_an_environment_of_its_own_may_demonstrate(byte_model_dir: Path, tmp_pat
     config = load_config([], settings=settings)
     result = asyncio.run(RLTrainer(config, envs={"demonstrations": [Teaching()]}).train())
     assert result.metrics["optim/nll"] > 0
+
+
+def test_readers_of_a_run_tell_demonstrations_from_samples(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
+    envs = {"numbers": {}, "demonstrations": {"args": {"files": str(talks)}, "group_size": 1, "weight": 1}}
+    settings = make_settings(byte_model_dir, envs=envs, steps=1, batch={"groups": 8, "group_size": 4})
+    run = train(settings, directory=tmp_path / "run").directory
+    given, sampled = turns_of(run, 1, "demonstrations"), turns_of(run, 1, "numbers")
+    assert given
+    assert all(np.isnan(turn.logprobs).all() for turn in given)
+    assert all(np.isfinite(turn.logprobs).all() for turn in sampled)
+    for position, record in enumerate(read_groups(table_path(run, 1))):
+        (turn,) = read_episode(run, ("step", 1), (position, 0, 0))["turns"]
+        assert turn["demonstration"] == (record.group.env == "demonstrations")
+        assert all((number is None) == turn["demonstration"] for number in turn["logprobs"])
+        json.dumps(turn, allow_nan=False)
+    export_episodes(str(run), tmp_path / "export")
+    logs = [json.loads(path.read_text()) for path in (tmp_path / "export" / "logs").iterdir()]
+    assert {log["eval"]["task"] for log in logs} == {"numbers", "demonstrations"}
+    for log in logs:
+        is_given, replies = log["eval"]["task"] == "demonstrations", [s["messages"][-1] for s in log["samples"]]
+        assert {(r["source"], "model" in r) for r in replies} == {("input", False) if is_given else ("generate", True)}
+        (usage,) = log["samples"][0]["model_usage"].values()
+        assert (usage["output_tokens"] == 0) == is_given
+    assert_trained_exactly_once(run)
 
 
 def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:

@@ -135,7 +135,8 @@ class RecordingPolicy(Policy):
             ones = _ones(len(tokens).bit_length())[: len(tokens)]
             parent = self._segments.find_parent(prompt)
             new = prompt if parent is None else prompt.drop_first(len(parent.tokens))
-            turn = Turn(new, tokens, np.zeros(len(tokens), np.float32), ones, "stop", version, parent and parent.index)
+            unknown = np.full(len(tokens), np.nan, np.float32)
+            turn = Turn(new, tokens, unknown, ones, "stop", version, parent and parent.index)
             segment = self._segments.add(turn, prompt, parent)
             segment.messages = messages[: index + 1]
             self._turns[-1] = replace(turn, messages=new_messages(segment.messages, turn, self._turns))

@@ -238,7 +238,7 @@ def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
         span = slice(begin - 1, end - 1)
         matches = unmatched[span] & sample.turn.sampled_mask[:count] & ~sample.trained[:count]
         matches &= datum.advantages[span] == np.float32(sample.number)
-        matches &= datum.logprobs[span] == sample.turn.logprobs[:count]
+        matches &= np.isclose(datum.logprobs[span], sample.turn.logprobs[:count], 0, 0, equal_nan=True)
         unmatched[span] &= ~matches
         sample.trained[:count] |= matches
     if not unmatched.any():

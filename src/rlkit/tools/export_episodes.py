@@ -104,12 +104,13 @@ def _read_turns(turns: Sequence[RecordedTurn], model: str) -> tuple[list[dict[st
             messages.append({"role": "system", "content": f"[turn {index} {relation}]", "metadata": metadata})
         if turn.prompt:
             messages.append({"role": "user", "content": turn.prompt, "metadata": metadata})
-        reply = {"role": "assistant", "content": turn.completion, "source": "generate", "model": model}
-        messages.append({**reply, "metadata": metadata})
+        reply = {"role": "assistant", "content": turn.completion, "metadata": metadata}
+        origin = {"source": "input"} if turn.is_demonstration else {"source": "generate", "model": model}
+        messages.append({**reply, **origin})
         prompt = turn.tokens[0] + (0 if turn.parent is None else lengths[turn.parent])
         lengths.append(prompt + turn.tokens[1])
-        inputs += prompt
-    outputs = sum(turn.tokens[1] for turn in turns)
+        inputs += prompt + turn.tokens[1] * turn.is_demonstration
+    outputs = sum(turn.tokens[1] for turn in turns if not turn.is_demonstration)
     return messages, {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
 
 

@@ -9,6 +9,7 @@ shape and no value of a secret environment variable.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class RecordedTurn:
     reward: float | None
     parent: int | None  # index of the turn that this turn extends, if any
     tokens: tuple[int, int]  # numbers of tokens of the prompt and the completion
+    is_demonstration: bool = False  # the completion was given and not sampled, so it has no log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class StepReader:
 
 
 _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "reward", "error", "seconds", "metrics"]
-_TURN_COLUMNS = ["stop", "version", "reward", "parent", "prompt", "completion"]
+_TURN_COLUMNS = ["stop", "version", "reward", "parent", "prompt", "completion", "logprobs"]
 
 
 def read_rollouts(path: Path) -> list[RecordedRollout]:
@@ -184,8 +186,9 @@ def _rollout(row: Mapping[str, Any], pieces: Mapping[int, TokenPiece]) -> Record
                 reward,
                 parent,
                 (len(prompt), len(completion)),
+                any(map(math.isnan, logprobs[:1])),
             )
-            for stop, version, reward, parent, prompt, completion in (
+            for stop, version, reward, parent, prompt, completion, logprobs in (
                 [turn[name] for name in _TURN_COLUMNS] for turn in row["turns"] or ()
             )
         ),

@@ -76,6 +76,7 @@ def _list_turns(
             "messages": _list_messages(turn, index, pieces),
             "sampled": _ranges(np.array(turn["sampled"], np.bool_) | bool(turn.get("frozen"))),  # by an opponent
             "logprobs": _show_numbers(np.array(turn["logprobs"], np.float64)),
+            "demonstration": any(np.isnan(turn["logprobs"][:1])),
             "advantages": None if sequences is None else _show_numbers(numbers[0]),
             "trainer_logprobs": None if sequences is None else _show_numbers(numbers[1]),
             "datum": datum,

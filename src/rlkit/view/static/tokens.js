@@ -148,9 +148,10 @@ function drawChunks(tokens, spans, start, end) {
 }
 
 function tokenFacts(episode, { id, turn, piece, text, place, position, logprob, trainer, gap, advantage }) {
-  const { version, datum } = episode.turns[turn];
+  const { version, datum, demonstration } = episode.turns[turn];
+  const origin = demonstration && place === "sampled" ? "demonstration: given, not sampled" : place;
   const facts = [
-    ["character", text && text !== piece ? text : null], ["id", id === IMAGE ? "image" : id], ["", place],
+    ["character", text && text !== piece ? text : null], ["id", id === IMAGE ? "image" : id], ["", origin],
     ["log p", logprob, formatNumber(logprob, 4)], ["p", logprob, formatNumber(Math.exp(logprob), 4)],
     ["trainer", trainer, formatNumber(trainer, 4)], ["gap", gap, formatSigned(gap, 4)],
     ["advantage", advantage, formatSigned(advantage, 3)],

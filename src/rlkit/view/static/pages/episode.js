@@ -66,7 +66,7 @@ function drawView(view, episode, path, query) {
 
 function drawHead(id, episode, title) {
   const { task, status, reward, seconds, masked, kind, metrics, info, error } = episode;
-  const ranges = episode.turns.flatMap(({ sampled }) => sampled);
+  const ranges = episode.turns.flatMap(({ sampled, demonstration }) => demonstration ? [] : sampled);
   const sampled = ranges.reduce((sum, [start, end]) => sum + end - start, 0);
   const lead = h("p.lead", `${title} · `, taskLead(id, episode));
   return pageHead([textLine(task, 120), " ", statusBadge(status)], lead,
@@ -84,10 +84,11 @@ const scrollToTurn = (turn) => document.getElementById(`turn-${turn}`)?.scrollIn
 const colouringOf = ({ colour }) => COLOURINGS.some(([key]) => key === colour) ? colour : "advantage";
 
 function drawTurnHead(episode, index) {
-  const { parent, completion, version, datum, stop, reward, seconds } = episode.turns[index];
+  const { parent, completion, version, datum, stop, reward, seconds, demonstration } = episode.turns[index];
   const facts = joinFacts([
     isKnown(parent) && parent !== index - 1 && `continues turn ${parent + 1}`,
     !isKnown(parent) && index > 0 && "new segment", completion.length > 0 && `${formatCount(completion.length)} tokens`,
+    demonstration && "demonstration: given, not sampled",
     isKnown(version) && `weights version ${version}`, isKnown(datum) && `datum ${datum}`, stop && `stop: ${stop}`,
     isKnown(reward) && `reward ${formatReward(reward)}`, isKnown(seconds) && formatDuration(seconds),
   ]);
