@@ -260,6 +260,30 @@ def test_readers_of_a_run_tell_demonstrations_from_samples(byte_model_dir: Path,
     assert_trained_exactly_once(run)
 
 
+def test_conversations_whose_prompts_fill_the_limit_of_a_sequence_are_refused(
+    byte_model_dir: Path, talks: Path
+) -> None:
+    settings = make_settings(byte_model_dir, source={"files": str(talks)}, steps=1)
+    problem = r"its prompt of \d+ tokens leaves nothing of batch.max_tokens = 4 to train on"
+    with pytest.raises(UsageError, match=f"source: 4 of 4 conversations cannot be trained on; .*{problem}"):
+        train({**settings, "batch": {"groups": 4, "max_tokens": 4}})
+
+
+def test_a_step_whose_prompts_fill_the_limit_of_a_sequence_says_so(byte_model_dir: Path) -> None:
+    notes = list[str]()
+
+    class Ears(rlkit.Tracker):
+        def on_note(self, message: str) -> None:
+            notes.append(message)
+
+    settings = make_settings(byte_model_dir, envs={"numbers": {}}, steps=1)
+    config = load_config([], settings={**settings, "batch": {"groups": 4, "group_size": 4, "max_tokens": 4}})
+    result = asyncio.run(RLTrainer(config, envs={"numbers": TASKS}, trackers=[Ears()]).train())
+    assert result.metrics["optim/skipped"] == 1
+    reason = "its sequences exceed batch.max_tokens before a token to train on (raise it)"
+    assert f"step 1: {reason}, so there is nothing to learn" in notes
+
+
 def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
     settings = make_settings(byte_model_dir, source={"files": str(talks)})
     train({**settings, "steps": 1}, directory=tmp_path / "run")

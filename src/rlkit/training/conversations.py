@@ -48,8 +48,12 @@ async def check_conversations(
         for task in conversations:
             rollout = Rollout(task.draw, settings[name], 0, 0, 0, "check")
             episode = await runner.play(task, rollout, Samplers(_InitialSampler, _InitialSampler))
-            if episode.error is not None:
-                errors.append(f"{task.id}: {episode.error}")
+            error = episode.error
+            prompt = min((len(turn.prompt) for turn in episode.turns if turn.parent is None), default=0)
+            if (limit := config.batch.max_tokens) is not None and prompt >= limit:
+                error = f"its prompt of {prompt} tokens leaves nothing of batch.max_tokens = {limit} to train on"
+            if error is not None:
+                errors.append(f"{task.id}: {error}")
         if errors:
             count = f"{len(errors)} of {len(conversations)} conversations cannot be trained on"
             raise UsageError(f"{config.find_field(name)}: {count}; remove or shorten them. The first is {errors[0]}")

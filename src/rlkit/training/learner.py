@@ -56,7 +56,7 @@ class PolicyLearner:
     _complete_steps: asyncio.Queue[PendingStep | None] = field(default_factory=asyncio.Queue[PendingStep | None])
     _submitting: asyncio.Task[None] | None = None
     _is_recovering: bool = False
-    _has_noted_skip: bool = False
+    _noted_skips: set[str] = field(default_factory=set[str])
 
     @property
     def pending_usage(self) -> Usage:
@@ -203,17 +203,21 @@ class PolicyLearner:
         prepared, estimators = [group.prepared for group in groups], self.groups.preparation.estimators
         recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)
         if result is None:
-            if not self._has_noted_skip:  # a run on solved tasks has many such steps
-                self.run.note(
-                    f"step {step}: the rewards within each group are equal, so there is nothing to learn; "
-                    "optim/skipped marks such steps"
-                )
-            self._has_noted_skip = True
+            self._note_skip(step, prepared)
             unchanged = current or await self._make_sampler()
             return PatientSampler(unchanged.sampler, self.watch, step), {**metrics, "optim/skipped": 1.0}, recorded
         sampler, update_result = result
         agreement = await in_thread(update_metrics, update_result)
         return PatientSampler(sampler, self.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}, recorded
+
+    def _note_skip(self, step: int, prepared: Sequence[PreparedGroup]) -> None:
+        """Report the first step that is not trained on for a reason; a run on solved tasks has many."""
+        reason = "the rewards within each group are equal"
+        if any(group.overlong for group in prepared):
+            reason = "its sequences exceed batch.max_tokens before a token to train on (raise it)"
+        if reason not in self._noted_skips:
+            self._noted_skips.add(reason)
+            self.run.note(f"step {step}: {reason}, so there is nothing to learn; optim/skipped marks such steps")
 
     async def _replay_next(self) -> None:
         """Replay the next step of the run, if there is one, and save its weights if a checkpoint is due."""
