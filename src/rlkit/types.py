@@ -141,7 +141,7 @@ class Turn:
         prompt: [P] the tokens that follow the parent's prompt and completion; without a parent, the whole prompt. An
             episode's memory thus grows with its tokens, not with turns times tokens.
         completion: [C] int32, forced and sampled tokens, the stop token included.
-        logprobs: [C] float32, the sampler's log-probability of each token; 0 for forced tokens, NaN for demonstrated ones.
+        logprobs: [C] float32, the sampler's log-probability of each token; 0 if forced, NaN if demonstrated.
         sampled_mask: [C] bool, False for forced tokens, which must never get an advantage.
         stop: "stop" at a stop token or string, "length" at the limit `max_tokens`.
         version: number of steps trained into the weights that sampled it.

@@ -157,6 +157,28 @@ def test_any_role_can_be_trained() -> None:
     assert (len(prompt), chat.decode(tokens)) == (0, "Be brief.\n")
 
 
+DEFAULT_PROMPT = """{%- if messages[0]['role'] != 'system' %}<|im_start|>system
+You are kind.<|im_end|>
+{% endif %}{%- for m in messages %}{% if STRICT and not loop.first and m.role == loop.previtem.role %}
+{{- raise_exception('roles must alternate') }}{% endif %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_the_first_message_is_trained_without_the_default_system_prompt(
+    tmp_path_factory: pytest.TempPathFactory, strict: str
+) -> None:
+    tokenizer = load_tokenizer(tiny_model(tmp_path_factory.mktemp("kind") / "model"))
+    tokenizer.chat_template = DEFAULT_PROMPT.replace("STRICT", strict)
+    chat = chat_format("mine", tokenizer, renderer="chat_template")
+    ((_, prompt, tokens),) = split_conversation(chat, TALK[1:3], [], [0])
+    assert "You are kind." in chat.decode(prompt.tokens)
+    assert chat.decode(tokens).split() == ["user", "2", "+", "2?"]
+    assert (prompt + Prompt(tokens)).tokens.tolist() == chat.render_whole(TALK[1:2]).tokens.tolist()
+
+
 class NoExtension(ByteChat):
     """A format whose prompt for a reply is not the beginning of the conversation with it."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from rlkit.chat.format import ChatFormat
-from rlkit.errors import EnvironmentFault
+from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.types import Message, Prompt, Tokens, Tool, as_prompt
 
 
@@ -27,6 +28,8 @@ def split_conversation(
             if not before:
                 raise EnvironmentFault("a conversation begins with a reply: put a message of the user before it")
             prompt, tail = chat.render(before, tools), chat.render_reply(messages[: index + 1], tools)
+        elif not before and role != "system":
+            prompt, tail = _split_first(chat, messages[index], tools)
         else:
             prompt, whole = as_prompt(()), chat.render_whole(messages[: index + 1], tools)
             prompt = chat.render_whole(before, tools) if before else prompt
@@ -37,3 +40,18 @@ def split_conversation(
         ends = np.flatnonzero(np.isin(tail.tokens, [stop for stop in chat.stop if isinstance(stop, int)]))
         # a template may write a line break after the stop token, which no model samples
         yield index, prompt, tail.tokens[: ends[-1] + 1] if role == "assistant" and len(ends) else tail.tokens
+
+
+def _split_first(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> tuple[Prompt, Prompt | None]:
+    """Return what the format writes before a first message, such as its default system prompt, and the message.
+
+    The message is what the format adds for it to another conversation; None if that is not the end of its own.
+    """
+    whole, reply = chat.render_whole([message], tools), Message(role="assistant", content="0")
+    for before in ([message], [Message(role="system", content="0")], [message, reply]):
+        with suppress(EnvironmentFault, UsageError):  # not every template writes each of these
+            head, both = chat.render_whole(before, tools), chat.render_whole([*before, message], tools)
+            tail = both.drop_first(len(head))
+            if both.starts_with(head) and len(tail) and np.array_equal(whole.tokens[-len(tail) :], tail.tokens):
+                return Prompt(whole.tokens[: -len(tail)]), tail
+    return whole, None
