@@ -264,7 +264,7 @@ def test_conversations_whose_prompts_fill_the_limit_of_a_sequence_are_refused(
     byte_model_dir: Path, talks: Path
 ) -> None:
     settings = make_settings(byte_model_dir, source={"files": str(talks)}, steps=1)
-    problem = r"its prompt of \d+ tokens leaves nothing of batch.max_tokens = 4 to train on"
+    problem = r"its prompt of \d+ tokens leaves nothing of batch.max_tokens = 4"
     with pytest.raises(UsageError, match=f"source: 4 of 4 conversations cannot be trained on; .*{problem}"):
         train({**settings, "batch": {"groups": 4, "max_tokens": 4}})
 
@@ -282,6 +282,24 @@ def test_a_step_whose_prompts_fill_the_limit_of_a_sequence_says_so(byte_model_di
     assert result.metrics["optim/skipped"] == 1
     reason = "its sequences exceed batch.max_tokens before a token to train on (raise it)"
     assert f"step 1: {reason}, so there is nothing to learn" in notes
+
+
+def test_thinking_that_the_chat_format_drops_is_noted_once(byte_model_dir: Path, talks: Path) -> None:
+    notes = list[str]()
+
+    class Ears(rlkit.Tracker):
+        def on_note(self, message: str) -> None:
+            notes.append(message)
+
+    lines = [json.loads(line) for line in talks.read_text().splitlines()]
+    lines[0]["messages"][-1]["thinking"] = "It is a number."
+    talks.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = load_config([], settings=make_settings(byte_model_dir, source={"files": str(talks)}, steps=2))
+    asyncio.run(RLTrainer(config, trackers=[Ears()]).train())
+    told = [note for note in notes if "thinking" in note]
+    assert told == [
+        "source: the chat format drops the thinking of 1 of 4 conversations; another chat.renderer may keep it"
+    ]
 
 
 def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:

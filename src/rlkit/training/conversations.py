@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rlkit.chat.format import ChatFormat
 from rlkit.config.schema import Config
 from rlkit.env import Task, TaskSource
 from rlkit.errors import UsageError
@@ -15,7 +16,7 @@ from rlkit.policy import Samplers
 from rlkit.rollout.runner import Rollout, RolloutRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.tasks.sources import Tasks
-from rlkit.types import Completion, Prompt, Sampling
+from rlkit.types import Completion, Prompt, Sampling, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +36,40 @@ async def check_conversations(
     tasks: Mapping[str, Tasks],
     runner: RolloutRunner,
     settings: Mapping[str, EnvSettings],
+    chat: ChatFormat,
     *,
     note: Callable[[str], None],
 ) -> None:
-    """Record all conversations once; raise UsageError if one does not fit the context or the chat format."""
-    for name in [name for name in config.envs if name not in config.reinforced_envs]:
-        envs = tasks[name]
-        if isinstance(envs, TaskSource):
+    """Record all conversations once; note whether the chat format drops their thinking.
+
+    Raises:
+        UsageError: a conversation does not fit the context, `batch.max_tokens` or the chat format.
+    """
+    limit = config.batch.max_tokens
+    for name, envs in tasks.items():
+        if name in config.reinforced_envs or isinstance(envs, TaskSource):
             continue
-        conversations, errors = [Task(draw, name, env) for draw, env in enumerate(envs)], list[str]()
-        note(f"{config.find_field(name)}: checking {len(conversations)} conversations")
+        conversations = [Task(draw, name, env) for draw, env in enumerate(envs)]
+        field, errors, thoughtless = config.find_field(name), list[str](), 0
+        note(f"{field}: checking {len(conversations)} conversations")
         for task in conversations:
             rollout = Rollout(task.draw, settings[name], 0, 0, 0, "check")
             episode = await runner.play(task, rollout, Samplers(_InitialSampler, _InitialSampler))
-            error = episode.error
             prompt = min((len(turn.prompt) for turn in episode.turns if turn.parent is None), default=0)
-            if (limit := config.batch.max_tokens) is not None and prompt >= limit:
-                error = f"its prompt of {prompt} tokens leaves nothing of batch.max_tokens = {limit} to train on"
-            if error is not None:
-                errors.append(f"{task.id}: {error}")
+            if episode.error is not None:
+                errors.append(f"{task.id}: {episode.error}")
+            elif limit is not None and prompt >= limit:
+                errors.append(f"{task.id}: its prompt of {prompt} tokens leaves nothing of batch.max_tokens = {limit}")
+            thoughtless += any(_drops_thinking(turn, chat) for turn in episode.turns)
         if errors:
             count = f"{len(errors)} of {len(conversations)} conversations cannot be trained on"
-            raise UsageError(f"{config.find_field(name)}: {count}; remove or shorten them. The first is {errors[0]}")
+            raise UsageError(f"{field}: {count}; remove or shorten them. The first is {errors[0]}")
+        if thoughtless:
+            count = f"{thoughtless} of {len(conversations)} conversations"
+            note(f"{field}: the chat format drops the thinking of {count}; another chat.renderer may keep it")
+
+
+def _drops_thinking(turn: Turn, chat: ChatFormat) -> bool:
+    """Return whether the tokens of a turn lack the thinking of its reply; line breaks and spaces may differ."""
+    thinking = turn.messages[-1].get("thinking", "").split() if turn.messages else []
+    return "".join(thinking) not in "".join(chat.decode(turn.completion).split())

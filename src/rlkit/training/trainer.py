@@ -215,7 +215,7 @@ class RLTrainer(Trainer):
             references = await load_references(config, service, watch, chat, price=price, note=note)
             note(f"starting a training session for {config.model}")
             run, learner, groups = await self._build(
-                store, service, references, watch=watch, budget=budget, resumption=resumption, runner=runner
+                store, service, references, chat, watch=watch, budget=budget, resumption=resumption, runner=runner
             )
             budget.pending_usage = lambda: groups.pending_usage + learner.pending_usage
             info = RunInfo(
@@ -256,6 +256,7 @@ class RLTrainer(Trainer):
         store: RunStore,
         service: Service,
         references: References,
+        chat: ChatFormat,
         *,
         watch: ServiceWatch,
         budget: Budget,
@@ -271,7 +272,7 @@ class RLTrainer(Trainer):
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         await watch.call(lambda: check_support(config, service, weights, self._loss), "trying the service", retry=True)
         settings = make_env_settings(config, context=context)
-        await check_conversations(config, self._tasks, runner, settings, note=note)
+        await check_conversations(config, self._tasks, runner, settings, chat, note=note)
         preparation = make_preparation(config, self._estimators, self._loss, references=references)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
         slots, selection = _budgeted_slots(config, budget, note), make_model_selection(config, store.read_metrics())
