@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import KW_ONLY, dataclass, field
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.datums import StepGroup
+from rlkit.algorithms.datums import PreparedGroup, StepGroup
 from rlkit.cost.usage import Usage
 from rlkit.errors import ServiceError
 from rlkit.metrics.metrics import batch_metrics, group_metrics, update_metrics
