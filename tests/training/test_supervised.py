@@ -281,7 +281,7 @@ def test_a_step_whose_prompts_fill_the_limit_of_a_sequence_says_so(byte_model_di
     result = asyncio.run(RLTrainer(config, envs={"numbers": TASKS}, trackers=[Ears()]).train())
     assert result.metrics["optim/skipped"] == 1
     reason = "its sequences exceed batch.max_tokens before a token to train on (raise it)"
-    assert f"step 1: {reason}, so there is nothing to learn" in notes
+    assert f"step 1: {reason}, so there is nothing to learn; optim/skipped marks such steps" in notes
 
 
 def test_thinking_that_the_chat_format_drops_is_noted_once(byte_model_dir: Path, talks: Path) -> None:

@@ -293,14 +293,15 @@ class RLTrainer(Trainer):
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
         evaluator = make_eval_player(config, runner, slots=slots, context=context)
         evaluator = replace(evaluator, record=failures.add, opponents=opponents)
-        teachers = evaluation_teachers(config, references)
         run = Run(
             steps=config.step_count,
             step=resumption.step,
             store=store,
             trackers=trackers,
             groups=groups,
-            evaluation=Evaluation(self._eval_tasks, evaluator, config.eval.every, teachers),
+            evaluation=Evaluation(
+                self._eval_tasks, evaluator, config.eval.every, evaluation_teachers(config, references)
+            ),
             checkpoints=saver,
             selection=selection,
             stop=self._stop,
