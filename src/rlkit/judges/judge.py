@@ -27,7 +27,7 @@ from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.judges.records import JudgeRecords
 from rlkit.judges.rubric import ask_for_verdict, fill_prompt, hash_text, read_field_names, read_verdict
 from rlkit.policy import Limits, Policy
-from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.rollout.served_model import open_model
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
 from rlkit.types import Sampling
 from rlkit.workers.resource import WorkerResource
@@ -212,18 +212,9 @@ async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
         async with connect_endpoint(Endpoint(judge.url, judge.model, key), timeout_s=judge.timeout_s) as make:
             yield lambda sampling, seed: make(sampling, Limits()), price, slots
         return
-    from rlkit.chat.renderers import chat_format
-    from rlkit.tokenizers.load import load_tokenizer
-
     config = ServiceConfig(base_url=None if is_engine else judge.service)
     choice = ServiceChoice("engine", None, "the judge's service") if is_engine else choose_service(config)
-    is_engine = choice.kind == "engine"
     async with connect(config, choice=choice) as service:
-        checkpoint = judge.model if judge.model.startswith("tinker://") else None
-        model = judge.model if checkpoint is None else await service.model_of(checkpoint)
-        price = price or (hosted_prices().get(model) if choice.kind == "hosted" else None)
-        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=is_engine, note=lambda message: None))
-        sampler, chat = await service.sampler(model=model, checkpoint=checkpoint), chat_format(model, tokenizer)
-        play = partial(RecordingPolicy, sampler=lambda: sampler, chat=chat)
-        limits = Limits(context_tokens=await service.context_tokens(model))
-        yield lambda sampling, seed: play(sampling=sampling, seed=lambda turn: seed, limits=limits), price, slots
+        model = await open_model(service, judge.model, with_weights=choice.kind == "engine")
+        price = price or (hosted_prices().get(model.name) if choice.kind == "hosted" else None)
+        yield lambda sampling, seed: model.make_policy(sampling, seed=lambda turn: seed), price, slots

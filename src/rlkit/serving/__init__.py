@@ -16,26 +16,20 @@ from typing import TYPE_CHECKING, override
 
 from starlette.routing import Route
 
-from rlkit._util.threads import in_thread
 from rlkit.endpoint.http_responses import make_routes
 from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import ChatPolicy, Session
 from rlkit.errors import MissingError, UsageError
-from rlkit.policy import Limits, Sampler
-from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.rollout.served_model import ServedModel, open_model
 from rlkit.types import Sampling
 
 if TYPE_CHECKING:
-    from rlkit.chat.format import ChatFormat
     from rlkit.engine import EngineServer
     from rlkit.service import Service
 
 MODELS_MAX = 32  # number of models whose samplers and formats are kept
 MAX_TOKENS = 1 << 15
 """Limit of the tokens of a reply; the context may leave fewer."""
-
-type _Model = tuple[Sampler, ChatFormat, int | None]
-"""Sampler and format of a model, and the length of its context in tokens."""
 
 
 class ChatModels(Session):
@@ -53,7 +47,7 @@ class ChatModels(Session):
         self._engine = engine
         self._exits = AsyncExitStack()
         self._service: asyncio.Task[Service] | None = None
-        self._models = OrderedDict[str, asyncio.Task[_Model]]()
+        self._models = OrderedDict[str, asyncio.Task[ServedModel]]()
 
     def routes(self) -> Sequence[Route]:
         """Return the routes of all protocols."""
@@ -73,16 +67,10 @@ class ChatModels(Session):
     @override
     async def find_policy(self, model: str) -> ChatPolicy:
         """Return a policy of a model; a `Rejection` if there is none of that name."""
-        sampler, chat, context = await self._get_model(model)
-        return RecordingPolicy(
-            sampler=lambda: sampler,
-            chat=chat,
-            sampling=Sampling(MAX_TOKENS),
-            seed=lambda turn: secrets.randbits(31),
-            limits=Limits(context_tokens=context),
-        )
+        served = await self._get_model(model)
+        return served.make_policy(Sampling(MAX_TOKENS), seed=lambda turn: secrets.randbits(31))
 
-    async def _get_model(self, name: str) -> _Model:
+    async def _get_model(self, name: str) -> ServedModel:
         """Return a model, which is loaded at its first request."""
         task = self._models.get(name)
         if task is None:
@@ -95,18 +83,10 @@ class ChatModels(Session):
         except (MissingError, UsageError) as error:
             raise Rejection(404, f"model {name!r}: {error}", code="not_found", field="model") from error
 
-    async def _load(self, name: str) -> _Model:
-        from rlkit.chat.renderers import chat_format
-        from rlkit.tokenizers.load import load_tokenizer
-
+    async def _load(self, name: str) -> ServedModel:
         try:
             self._service = self._service or asyncio.create_task(self._connect())
-            service = await self._service
-            checkpoint = name if name.startswith("tinker://") else None
-            model = name if checkpoint is None else await service.model_of(name)
-            tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=True, note=lambda message: None))
-            sampler = await service.sampler(model=model, checkpoint=checkpoint)
-            return sampler, chat_format(model, tokenizer), await service.context_tokens(model)
+            return await open_model(await self._service, name, with_weights=True)
         except BaseException:
             self._models.pop(name, None)  # the next request tries again
             raise

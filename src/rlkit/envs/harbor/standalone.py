@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import cast, override
@@ -21,18 +21,13 @@ from harbor.llms.base import BaseLLM
 from pydantic import Field
 
 from rlkit._util.seeds import derive_seed
-from rlkit._util.threads import in_thread
-from rlkit.chat.format import ChatFormat
-from rlkit.chat.renderers import chat_format
 from rlkit.config.schema import ServiceConfig
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import UsageError
-from rlkit.policy import Limits, Sampler
-from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.rollout.served_model import ServedModel, open_model
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.tinker_client.connect import choose_service, connect
-from rlkit.tokenizers.load import load_tokenizer
 from rlkit.types import Sampling
 from rlkit.workers.resource import WorkerResource
 
@@ -81,25 +76,20 @@ class TinkerTerminus2(PolicyTerminus2):
         options = cast("TinkerOptions", self.options)
         weights = self._requested_model, options.checkpoint_path, options.base_url, options.renderer
         source = _Source(*weights, options.timeout_s, self.logger.info)
-        connection = await _share_connection(source).get()
-        limits = [tokens for tokens in (connection.context_tokens, options.context_tokens) if tokens is not None]
+        model = await _share_model(source).get()
         sampling = Sampling(
             max_tokens=options.max_tokens or MAX_TOKENS,
             temperature=1.0 if options.temperature is None else options.temperature,
             top_p=options.top_p,
             top_k=options.top_k,
         )
-        policy = RecordingPolicy(
-            sampler=lambda: connection.sampler,
-            chat=connection.chat,
-            sampling=sampling,
+        policy = model.make_policy(
+            sampling,
             seed=lambda turn: derive_seed(options.seed, "harbor", self.session_id or "", turn),
-            limits=Limits(context_tokens=min(limits, default=None)),
+            context_tokens=options.context_tokens,
         )
-        self._model_name = connection.model
-        self._llm = self._policy_llm = PolicyLLM(
-            policy, model_name=connection.model, reserve_tokens=options.reserve_tokens
-        )
+        self._model_name = model.name
+        self._llm = self._policy_llm = PolicyLLM(policy, model_name=model.name, reserve_tokens=options.reserve_tokens)
         await super().setup(environment)
 
 
@@ -115,32 +105,17 @@ class _Source:
     note: Callable[[str], None] = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Connection:
-    model: str
-    sampler: Sampler
-    chat: ChatFormat
-    context_tokens: int | None
-
-
 @cache
-def _share_connection(source: _Source) -> WorkerResource[_Connection]:
+def _share_model(source: _Source) -> WorkerResource[ServedModel]:
     return WorkerResource(partial(_connect, source))
 
 
 @asynccontextmanager
-async def _connect(source: _Source) -> AsyncGenerator[_Connection]:
+async def _connect(source: _Source) -> AsyncGenerator[ServedModel]:
     config = ServiceConfig(base_url=source.base_url, timeout_s=source.timeout_s)
     choice, watch, note = choose_service(config), ServiceWatch(source.note, source.timeout_s), source.note
     async with connect(config, choice=choice, note=note) as service:
-        model, checkpoint = source.model, source.checkpoint
-        if model is None:
-            assert checkpoint is not None
-            model = await service.model_of(checkpoint)
-        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=choice.kind == "engine", note=note))
-        chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=source.renderer))
-        sampler = await watch.call(
-            lambda: service.sampler(model=model, checkpoint=checkpoint), "preparing to sample", retry=True
-        )
-        context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
-        yield _Connection(model, PatientSampler(sampler, watch, 0), chat, context)
+        load = partial(open_model, service, source.model or source.checkpoint or "", checkpoint=source.checkpoint)
+        load = partial(load, renderer=source.renderer, with_weights=choice.kind == "engine", note=note)
+        model = await watch.call(load, "preparing to sample", retry=True)
+        yield replace(model, sampler=PatientSampler(model.sampler, watch, 0))
