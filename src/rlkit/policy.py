@@ -245,6 +245,18 @@ class Sampler(Protocol):
         ...
 
 
+class NoSampler:
+    """Placeholder for a sampler where nothing is sampled from weights, as with an endpoint."""
+
+    version: int = 0
+
+    async def sample(
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        """Fail: there are no weights."""
+        raise AssertionError("there are no weights to sample from")
+
+
 type OpponentSamplers = Callable[[int | str], Awaitable[Sampler]]
 """Returns the sampler of an opponent, by its step or checkpoint; EnvironmentFault if its weights are not available."""
 

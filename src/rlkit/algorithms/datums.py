@@ -143,10 +143,8 @@ class Preparation:
                 tokens[member] += int(np.count_nonzero(datum.mask))
             member_weights = self.normalization.weights(np.array([*tokens.values()], np.int64))
             weights = dict(zip(tokens, member_weights.astype(np.float32), strict=True))
-            data = [
-                replace(datum, advantages=datum.advantages * weights[member])
-                for datum, (member, _) in zip(data, draft.paths, strict=True)
-            ]
+            pairs = zip(data, draft.paths, strict=True)
+            data = [replace(datum, advantages=datum.advantages * weights[member]) for datum, (member, _) in pairs]
         trained = [self._is_trained(datum, draft.group) for datum in data]
         return replace(
             draft, data=tuple(compress(data, trained)), paths=tuple(compress(draft.paths, trained)), drifts=drifts

@@ -31,7 +31,7 @@ from rlkit.errors import ConfigError
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
 from rlkit.metrics.metrics import group_metrics, mean_drift
-from rlkit.policy import Limits, Sampler
+from rlkit.policy import Limits, NoSampler, Sampler
 from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, RolloutRunner
@@ -151,7 +151,7 @@ async def evaluate(
     tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
     slots = Slots(config.rollouts.max_concurrent)
     if endpoint is not None:
-        from rlkit.evaluation.openai_endpoint import NoSampler, connect_endpoint
+        from rlkit.evaluation.openai_endpoint import connect_endpoint
 
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
             player = make_eval_player(config, LocalRunner(None, make_policy), slots=slots, context=None)

@@ -20,8 +20,8 @@ from rlkit.endpoint.openai_chat import encode_tool_call
 from rlkit.endpoint.protocol import parse_arguments
 from rlkit.endpoint.rejection import Rejection
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
-from rlkit.policy import ChatRequest, Limits, Policy, Sampler, SampleRequest
-from rlkit.types import Completion, Message, Prompt, Reply, Sampling, ToolCall, Turn, as_prompt
+from rlkit.policy import ChatRequest, Limits, Policy, SampleRequest
+from rlkit.types import Message, Reply, Sampling, ToolCall, Turn, as_prompt
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -138,21 +138,6 @@ class EndpointPolicy(Policy):
                 raise ServiceError(message, request_id=request_id)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MAX_WAIT_S)
-
-
-class NoSampler(Sampler):
-    """Placeholder for the sampler of an evaluation without weights; `sample` is never called."""
-
-    @property
-    @override
-    def version(self) -> int:
-        return 0
-
-    @override
-    async def sample(
-        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
-    ) -> Sequence[Completion]:
-        raise AssertionError("an endpoint has no weights to sample from")
 
 
 @asynccontextmanager

@@ -5,30 +5,17 @@ Invariant: a supervised step trains on its full number of conversations, because
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from rlkit.chat.format import ChatFormat
 from rlkit.config.schema import Config
 from rlkit.env import Task, TaskSource
 from rlkit.errors import UsageError
-from rlkit.policy import Samplers
+from rlkit.policy import NoSampler, Samplers
 from rlkit.rollout.runner import Rollout, RolloutRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.tasks.sources import Tasks
-from rlkit.types import Completion, Prompt, Sampling, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class _InitialSampler:
-    """Sampler that conversations never use, but for the version of its weights."""
-
-    version: int = 0
-
-    async def sample(
-        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
-    ) -> Sequence[Completion]:
-        raise NotImplementedError
+from rlkit.types import Turn
 
 
 async def check_conversations(
@@ -54,7 +41,7 @@ async def check_conversations(
         note(f"{field}: checking {len(conversations)} conversations")
         for task in conversations:
             rollout = Rollout(task.draw, settings[name], 0, 0, 0, "check")
-            episode = await runner.play(task, rollout, Samplers(_InitialSampler, _InitialSampler))
+            episode = await runner.play(task, rollout, Samplers(NoSampler, NoSampler))
             prompt = min((len(turn.prompt) for turn in episode.turns if turn.parent is None), default=0)
             if episode.error is not None:
                 errors.append(f"{task.id}: {episode.error}")

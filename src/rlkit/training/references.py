@@ -59,9 +59,7 @@ async def load_references(
             if key not in teachers:
                 model = spec.model or config.model
                 await in_thread(partial(require_equal_tokenizers, config, model, field="teacher.model", note=note))
-                score = await _load_score(service, watch, model, spec.checkpoint)
-                if price is not None and model in price.teachers:
-                    score = _count_difference(score, service, price, model)
+                score = await _load_score(service, watch, model, spec.checkpoint, price)
                 teachers[key] = _make_teacher(spec, score, chat)
             terms = [*terms, teachers[key]]
         if terms:
@@ -79,26 +77,21 @@ def evaluation_teachers(config: Config, references: References) -> Mapping[str, 
     }
 
 
-async def _load_score(service: Service, watch: ServiceWatch, model: str, checkpoint: str | None) -> Score:
+async def _load_score(
+    service: Service, watch: ServiceWatch, model: str, checkpoint: str | None, price: Price | None = None
+) -> Score:
+    """Return a score function that counts the price of a teacher; its tokens are counted with the run's price."""
     scorer = await watch.call(
         lambda: service.scorer(model=model, checkpoint=checkpoint), "loading the reference", retry=True
     )
 
     async def score(prompt: Prompt, last: int) -> Floats:
-        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "scoring by the reference", retry=True)
-
-    return score
-
-
-def _count_difference(score: Score, service: Service, price: Price, model: str) -> Score:
-    """Return a score function that also counts the price of its model; its tokens are counted with the run's price."""
-
-    async def count(prompt: Prompt, last: int) -> Floats:
-        logprobs = await score(prompt, last)
-        service.usage.other_usd += price.scoring_difference(model, len(prompt), 1)
+        logprobs = await watch.call(lambda: scorer.logprobs(prompt, last=last), "scoring by the reference", retry=True)
+        if price is not None and model in price.teachers:
+            service.usage.other_usd += price.scoring_difference(model, len(prompt), 1)
         return logprobs
 
-    return count
+    return score
 
 
 def _make_teacher(spec: TeacherConfig, score: Score, chat: ChatFormat) -> Reference:

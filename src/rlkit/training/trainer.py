@@ -291,17 +291,15 @@ class RLTrainer(Trainer):
             resumption=resumption,
         )
         failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
-        evaluator = make_eval_player(config, runner, slots=slots, context=context)
-        evaluator = replace(evaluator, record=failures.add, opponents=opponents)
+        player = make_eval_player(config, runner, slots=slots, context=context)
+        player = replace(player, record=failures.add, opponents=opponents)
         run = Run(
             steps=config.step_count,
             step=resumption.step,
             store=store,
             trackers=trackers,
             groups=groups,
-            evaluation=Evaluation(
-                self._eval_tasks, evaluator, config.eval.every, evaluation_teachers(config, references)
-            ),
+            evaluation=Evaluation(self._eval_tasks, player, config.eval.every, evaluation_teachers(config, references)),
             checkpoints=saver,
             selection=selection,
             stop=self._stop,
