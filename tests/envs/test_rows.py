@@ -95,7 +95,7 @@ def test_messages_are_passed_as_they_are() -> None:
         ({"prompt": "question", "answer": "answer", "system": "a", "chat": False}, "system: it has no effect"),
         ({"path": "odd.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
         ({"path": "role.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
-        ({"path": "null.jsonl", "answer": "answer"}, "answer: 'answer' is empty in null.jsonl, row 0."),
+        ({"path": "null.jsonl", "answer": "answer"}, "answer: 'answer' is empty in null.jsonl, row 0: fill it in"),
         (
             {"prompt": "{a}", "path": "odd.jsonl", "answer": "prompt"},
             "'a' of odd.jsonl, row 0 is neither a text",

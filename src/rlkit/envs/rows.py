@@ -128,7 +128,7 @@ def _find_value(row: Row, column: str, argument: str, where: str) -> object:
     value = row.get(column)
     if value is None:
         columns = [str(name) for name in row]
-        problem = f"is empty in {where}" if column in row else f"is no column of {where}"
+        problem = f"is empty in {where}: fill it in, or remove the row" if column in row else f"is no column of {where}"
         near = "" if column in row else did_you_mean(column, columns) or f" Columns: {', '.join(columns)}"
         braces = " (write a brace as {{ or }})" if argument == "prompt" and column not in row else ""
         raise UsageError(f"{argument}: {column!r} {problem}{braces}.{near}")
