@@ -10,7 +10,6 @@ Lines show a metric of training, dots one of evaluations; by default the mean re
 from __future__ import annotations
 
 import argparse
-import json
 from itertools import cycle
 from pathlib import Path
 
@@ -21,14 +20,15 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from rlkit.store.history import read_metrics
+
 COLOURS = ("#3b5bdb", "#e8590c", "#2b8a3e", "#862e9c")
 TRAINING, EVALUATION = "env/all/reward/mean", "eval/all/reward/mean"
 
 
 def curve(run: Path, key: str) -> tuple[list[int], list[float]]:
     """Return the steps of a run that have the metric `key`, and its values."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    points = [(line["step"], line[key]) for line in lines if key in line]
+    points = [(step, metrics[key]) for step, metrics in read_metrics(run / "metrics.jsonl") if key in metrics]
     return [step for step, _ in points], [value for _, value in points]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import rlkit
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
 from rlkit.config.loading.load import load_config
+from rlkit.store.history import read_metrics
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
 from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.training.trainer import RLTrainer
@@ -145,8 +145,8 @@ class Simulation:
             self.virtual_s = loop.time()
 
     def lines(self) -> list[dict[str, float]]:
-        """metrics.jsonl."""
-        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+        """The metrics of each step, and its number as `step`."""
+        return [{"step": step, **metrics} for step, metrics in read_metrics(self.directory / "metrics.jsonl")]
 
     def weights(self) -> list[float | None]:
         """After each step: a number that remembers all that was trained on; None where there was nothing to learn."""

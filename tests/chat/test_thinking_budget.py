@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -186,7 +185,7 @@ def test_run_trains_on_thinking_and_answer_and_passes_the_audit(
         sampling={"max_tokens": 6, "budget_forcing": {"context_window_tokens": 128, "phrase": PHRASE}},
         trackers=[],
     )
-    (line,) = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+    line = result.metrics
     assert line["env/all/budget_forced"] > 0.5
     assert line["env/all/tokens/max"] > 6
     assert abs(line["optim/kl_sample_train_v1"]) < 1e-6  # each log-probability belongs to its token

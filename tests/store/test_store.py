@@ -41,6 +41,17 @@ from tests.limits import HANG_S
 RESOLVED = ResolvedConfig.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
 
 
+@pytest.mark.parametrize(("envs", "is_single"), [(["sums"], True), (["sums", "words"], False)])
+def test_metrics_of_a_single_environment_are_written_once(envs: list[str], is_single: bool, tmp_path: Path) -> None:
+    resolved = ResolvedConfig.from_python(Config(envs={name: EnvConfig() for name in envs}, seed=5))
+    metrics = {"env/sums/reward/mean": 0.5, "env/all/reward/mean": 0.5, "env/sums/tasks/best": 2.0, "optim/kl": 0.0}
+    with RunStore(tmp_path / "run", resolved=resolved) as store:
+        store.add_metrics(1, metrics)
+        assert store.read_metrics() == [(1, metrics)]
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert set(line) == {"step", *metrics} - ({"env/all/reward/mean"} if is_single else set())
+
+
 def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
         store.add_metrics(1, {"env/all/reward/mean": 0.5})

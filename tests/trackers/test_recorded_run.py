@@ -16,7 +16,7 @@ def test_steps_are_read_once_in_order(tmp_path: Path) -> None:
     assert list(feed.steps(has_ended=False)) == []
     write_step(tmp_path / "run", 4)
     (step,) = feed.steps(has_ended=False)
-    assert step.metrics == {"env/sums/reward/mean": 0.4, "time/step_s": 1.5}
+    assert step.metrics == {"env/sums/reward/mean": 0.4, "env/all/reward/mean": 0.4, "time/step_s": 1.5}
 
 
 def test_steps_sent_before_are_skipped(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
-"""The mean reward of a step, from its metrics, and small charts of several."""
+"""The mean reward of a step, from its metrics, metrics of all environments, and small charts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+
+_ALL = "env/all/"
+_ENV_FAMILIES = ("tasks/", "advantage/", "teacher/")  # metrics of each environment alone
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_MAX = 24
@@ -19,6 +22,32 @@ def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | Non
     names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
     rewards = [reward for name in names if name.count("/") == 3 and (reward := metrics[name]) is not None]
     return fmean(rewards) if rewards else None
+
+
+def drop_copies(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Leave out the metrics `env/all/…` that repeat those of a step's only environment; `restore_copies` adds them."""
+    env = _find_only_env(metrics)
+    return {
+        name: value
+        for name, value in metrics.items()
+        if env is None or not name.startswith(_ALL) or name.replace("all", env, 1) not in metrics
+    }
+
+
+def restore_copies(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Add the metrics `env/all/…` to those of a step's only environment, unless they are there."""
+    if (env := _find_only_env(metrics)) is None or any(name.startswith(_ALL) for name in metrics):
+        return dict(metrics)
+    values = {name.removeprefix(f"env/{env}/"): value for name, value in metrics.items() if name.startswith("env/")}
+    return {
+        **metrics,
+        **{f"{_ALL}{name}": value for name, value in values.items() if not name.startswith(_ENV_FAMILIES)},
+    }
+
+
+def _find_only_env(metrics: Mapping[str, float]) -> str | None:
+    envs = {name.split("/", 2)[1] for name in metrics if name.startswith("env/")} - {"all"}
+    return envs.pop() if len(envs) == 1 else None
 
 
 def draw_bars(values: Sequence[float], *, width: int = _BARS_MAX) -> str:

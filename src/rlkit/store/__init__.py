@@ -21,6 +21,7 @@ from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
 from rlkit.errors import UsageError
+from rlkit.metrics.rewards import drop_copies
 from rlkit.store import codec, table
 from rlkit.store.history import (
     DRAW_BYTES,
@@ -74,6 +75,7 @@ class RunStore:
         except BaseException:
             self._lock.close()
             raise
+        self._single_env = len(resolved.config.envs) == 1
         self._journal: Journal | None = None
         self._segments: dict[int, int] = {}  # draw → segment of the journal that records it
         self._draws: dict[int, DrawRecord] = {}
@@ -242,7 +244,8 @@ class RunStore:
         table.write(path, groups)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a line to metrics.jsonl."""
+        """Add a line to metrics.jsonl, without `env/all/…` if the run has a single environment."""
+        metrics = drop_copies(metrics) if self._single_env else metrics
         with files.report_write_errors(self.directory):
             append_metrics(self.directory / "metrics.jsonl", step, metrics)
         self.measured_steps.add(step)

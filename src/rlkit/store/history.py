@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rlkit._util.files import json_lines
 from rlkit.errors import UsageError
+from rlkit.metrics.rewards import restore_copies
 from rlkit.store import codec, table
 from rlkit.store.journal import Record, RecordKind, list_segments, read_records
 from rlkit.store.table import RecordedGroup
@@ -265,10 +266,11 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return the steps of a metrics.jsonl and their finite metrics."""
+    """Return the steps of a metrics.jsonl and their finite metrics, with `env/all/…` for a single environment too."""
     rows = list[tuple[int, dict[str, float]]]()
     for metrics in json_lines.read_lines(path):
         if not isinstance(step := metrics.pop("step", None), int):
             raise UsageError(f"{path} is damaged: a line has no step")
-        rows.append((step, {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}))
+        values = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+        rows.append((step, restore_copies(values)))
     return rows

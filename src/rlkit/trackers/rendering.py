@@ -16,9 +16,12 @@ def render_number(value: float) -> str:
 
 
 def render_gain(values: Sequence[float], *, arrow: str = "→") -> str:
-    """Render the first and the last value, such as `0.64 → 1.00`."""
+    """Render the first and the last value, such as `0.64 → 1.00`, with digits in which they differ."""
     ends = [values[0], values[-1]] if len(values) > 1 else values
-    return f" {arrow} ".join(map(render_number, ends))
+    largest = max(map(abs, ends))
+    if (largest == 0 or 0.1 <= largest < 1000) and len({f"{value:.2f}" for value in ends}) == len(set(ends)):
+        return f" {arrow} ".join(f"{value:.2f}" for value in ends)
+    return f" {arrow} ".join(f"{value:.4g}" for value in ends)
 
 
 def render_duration(seconds: float) -> str:
