@@ -17,6 +17,7 @@ from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import show_lines
 from rlkit.config.loading.targets import load_target
 from rlkit.engine.model.model_files import load_tokenizer
+from rlkit.envs.demonstrations import Conversation, demonstrations
 from rlkit.errors import ConfigError, EnvironmentFault, UsageError
 from rlkit.policy import Limits
 from rlkit.store.history import read_groups, read_metrics, table_path
@@ -419,6 +420,35 @@ def test_a_file_or_run_that_does_not_exist_is_named(byte_model_dir: Path, tmp_pa
         train(make_settings(byte_model_dir, source={"files": str(tmp_path / "nothing.jsonl")}, steps=1))
     with pytest.raises(ConfigError, match="source: there is no run 'nothing'"):
         train(make_settings(byte_model_dir, source={"run": "nothing"}, steps=1))
+
+
+def test_tools_of_conversations_may_be_in_the_shape_of_an_environment(tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"item": {"type": "string"}}}
+    tool = {"name": "price", "description": "The price.", "parameters": parameters}
+    call = {"id": "1", "name": "price", "arguments": {"item": "pear"}}
+    vendors_call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "price", "arguments": json.dumps(call["arguments"])},
+    }
+    lines = [
+        {
+            "messages": [
+                {"role": "assistant", "content": "", "tool_calls": [asked]},
+                {"role": "tool", "tool_call_id": "1", "content": "42"},
+            ],
+            "tools": [offered],
+        }
+        for asked, offered in ((call, tool), (vendors_call, {"type": "function", "function": tool}))
+    ]
+    path = tmp_path / "shop.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second = demonstrations(pin=lambda current: current, files=str(path))
+    assert isinstance(first, Conversation)
+    assert isinstance(second, Conversation)
+    assert first.messages == second.messages
+    assert first.messages[0]["tool_calls"] == [call]
+    assert first.tools == second.tools == [tool]
 
 
 def test_weights_and_roles_choose_what_is_trained(byte_model_dir: Path, talks: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -124,7 +124,7 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
         try:
             fields: Any = json.loads(line.decode("utf-8-sig"))
             conversation = {name: fields[name] for name in ("messages", "tools") if name in fields}
-            parsed = parse_body(json.dumps(conversation).encode(), ChatCompletion)
+            parsed = parse_body(json.dumps(_to_openai(conversation)).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]
             weights = [message.get("weight", 1) for message in conversation["messages"]]
             if odd := [weight for weight in weights if weight not in (0, 1)]:
@@ -136,3 +136,19 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
         if trained:
             tools = [tool.parse() for tool in parsed.tools or ()]
             yield Conversation(f"{path.stem}/{number}", messages, tools, trained)
+
+
+def _to_openai(value: Json) -> Json:
+    """Return messages or tools whose functions are in rlkit's shape, `{"name": …, "arguments": {…}}`, in OpenAI's."""
+    if isinstance(value, list):
+        return [_to_openai(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if isinstance(value.get("arguments"), Mapping) and "name" in value:
+        function: Json = {"name": value["name"], "arguments": json.dumps(value["arguments"])}
+        return {"id": value.get("id", ""), "type": "function", "function": function}
+    if "parameters" in value and "name" in value:
+        return {"type": "function", "function": value}
+    return {
+        name: _to_openai(item) if name in ("messages", "tools", "tool_calls") else item for name, item in value.items()
+    }
