@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -95,3 +96,17 @@ def test_errors_are_red_only_on_such_a_terminal(monkeypatch: pytest.MonkeyPatch)
     plain = Terminal()
     Output(plain, plain).error("x")
     assert plain.getvalue() == "error: x\n"
+
+
+class FullDisk(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_error_on_a_full_disk_is_reported_once() -> None:
+    errors = io.StringIO()
+    output = Output(out=FullDisk(), err=errors, json=True)
+    with pytest.raises(OSError, match="No space left"):
+        output.data({})
+    output.failure("No space left on device", kind="OSError", exit_code=1)
+    assert errors.getvalue() == "error: No space left on device\n"

@@ -101,6 +101,8 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("lr: 0.1", "a.yaml:2: lr: unknown field. Did you mean 'optimizer.learning_rate'?"),
         ("optimizer: {lr: 0.1}", "a.yaml:2: optimizer.lr: unknown field. Did you mean 'optimizer.learning_rate'?"),
         ("n_steps: 4", "a.yaml:2: n_steps: unknown field. Did you mean 'steps'?"),
+        ("rollout: {n: 8}", "a.yaml:2: rollout: unknown field. Did you mean 'batch.group_size'?"),
+        ("actor: {optim: {lr: 1}}", "a.yaml:2: actor: unknown field. Did you mean 'optimizer.learning_rate'?"),
         ("num_generations: 4", "a.yaml:2: num_generations: unknown field. Did you mean 'batch.group_size'?"),
         ("max_completion_length: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
         ("batch_size: 9", "Did you mean 'batch.groups'? It counts tasks, with batch.group_size rollouts each."),

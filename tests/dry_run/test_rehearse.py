@@ -334,6 +334,15 @@ def test_rehearsal_reports_a_failing_loss(function: str, message: str) -> None:
     assert message in find_part(rehearsal, "training").detail
 
 
+def lonely(data: Sequence[Datum]) -> torch.Tensor:
+    return torch.tensor(float(len(data)))
+
+
+def test_a_loss_of_other_arguments_is_an_error_before_any_rollout() -> None:
+    with pytest.raises(rlkit.UsageError, match=r"loss\.function: it must take the data and the log-probabilities: too"):
+        run_rehearsal(loss={"name": "custom", "function": f"{__file__}:lonely"})
+
+
 def test_missing_loss_is_an_error_before_any_rollout() -> None:
     with pytest.raises(rlkit.ConfigError, match=r"loss\.function: .* has no 'absent'"):
         run_rehearsal(loss={"name": "custom", "function": f"{__file__}:absent"})

@@ -8,6 +8,8 @@ module, so torch is imported in functions only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from inspect import signature
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, cast
 
 import numpy as np
@@ -206,6 +208,13 @@ class FunctionLoss(LocalLoss):
 
     name: ClassVar = "custom"
     function: Callable[..., object]
+
+    def model_post_init(self, context: object) -> None:  # noqa: D102  inherited
+        with suppress(ValueError):  # a built-in function may have no signature
+            try:
+                signature(self.function).bind((), ())
+            except TypeError as error:
+                raise UsageError(f"loss.function: it must take the data and the log-probabilities: {error}") from None
 
     def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:  # noqa: D102  inherited
         return cast("LossFunction", self.function)(data, logprobs)

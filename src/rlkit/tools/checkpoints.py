@@ -149,7 +149,7 @@ def choose_checkpoint(name: str, *, step: int | None = None, best: bool = False)
     elif best:
         chosen = _load_selection(run).best_checkpoint(saved)
     if chosen is None and best:
-        raise UsageError(f"--best: no checkpoint of {run.name} has a value of best.metric")
+        raise UsageError(f"--best: no checkpoint of {run.name} has a value of best.metric; choose one with --step")
     if chosen is None:
         steps = ", ".join(str(checkpoint.step) for checkpoint in saved)
         raise UsageError(f"--step: {run.name} has no checkpoint of step {step}; it has {steps}")

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -86,7 +87,8 @@ class Output:
         """Print the error that ended the command; with `--json`, also as a JSON object."""
         self.error(text)
         if self.json:
-            self.data({"error": text, "type": kind, "exit_code": exit_code})
+            with suppress(OSError):  # stdout may be what failed
+                self.data({"error": text, "type": kind, "exit_code": exit_code})
 
     def error(self, text: str) -> None:
         """Print an error."""

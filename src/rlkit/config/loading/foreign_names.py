@@ -9,7 +9,8 @@ _FIELDS = {
     "epochs": "num_epochs num_train_epochs n_epochs total_epochs",
     "load_checkpoint": "load_checkpoint_path init_from_checkpoint",
     "batch.groups": "batch_size groups_per_batch train_batch_size per_device_train_batch_size rollout_batch_size",
-    "batch.group_size": "num_generations n_samples_per_prompt rollouts_per_example num_samples_per_prompt rollout_n",
+    "batch.group_size": "num_generations n_samples_per_prompt rollouts_per_example num_samples_per_prompt rollout_n "
+    "rollout.n",
     "batch.substeps": "num_substeps",
     "optimizer.learning_rate": "lr learning_rate",
     "optimizer.grad_clip_norm": "max_grad_norm grad_clip",

@@ -88,7 +88,7 @@ def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None
         node = bare  # a name in place of its section
     actual = "nothing" if node is None else describe(node)
     if kind == "extra_forbidden":
-        return _unknown(keys, parent, tag)
+        return _unknown(keys, parent, tag, leaves=[path for path, _ in scalars(root) if path[: len(keys)] == keys])
     if kind == "missing":
         return "is missing"
     if kind.startswith("union_tag"):
@@ -112,14 +112,14 @@ def _expected(details: ErrorDetails) -> str:
     return details["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
 
 
-def _unknown(keys: KeyPath, parent: Shape | None, tag: str) -> str:
+def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[KeyPath]) -> str:
     name = str(keys[-1])
     if tag:
         union = locate(keys)[1]
         owners = [key for key, choice in union.choices.items() if name in choice.fields] if union else []
         belongs = f", it belongs to {' and '.join(owners)}" if owners else ""
         return f"is not a field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
-    if (field := FOREIGN_NAMES.get(name, dotted(keys))) != dotted(keys):
+    if (field := _find_foreign(leaves)) is not None and field != dotted(keys):
         unit = f" It counts {UNITS[field]}." if field in UNITS else ""
         return f"unknown field. Did you mean {field!r}?{unit}"
     near = did_you_mean(name, parent.fields if parent else ())
@@ -130,6 +130,12 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str) -> str:
         elif name in paths:
             near = f" Did you mean {paths[name]!r}?"
     return f"unknown field.{near}" if near or not parent else f"unknown field. Known: {', '.join(parent.fields)}"
+
+
+def _find_foreign(leaves: Sequence[KeyPath]) -> str | None:
+    """Return the field of the first path whose last part, or last two parts, are a name of another trainer."""
+    names = [name for path in leaves for name in (".".join(map(str, path[-2:])), str(path[-1]))]
+    return next((FOREIGN_NAMES[name] for name in names if name in FOREIGN_NAMES), None)
 
 
 def describe_type_error(error: ValidationError, value: object) -> str:
