@@ -23,7 +23,6 @@ from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.token_records.updates import read_update, update_path
 from rlkit.types import Episode, Group, Image, Message, Prompt
-from rlkit.view.api import respond
 from rlkit.view.library import Library
 from tests.builders import episode, piece, turn
 from tests.trackers.folders import write_run
@@ -39,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def get(folder: Path, path: str, /, **query: str) -> Any:
-    return json.loads(respond(Library([folder]), path, query))
+    return json.loads(Library([folder]).respond(path, query))
 
 
 def test_a_step_shows_its_groups_as_they_were_recorded(folder: Path) -> None:
@@ -269,7 +268,7 @@ def test_a_search_finds_text_in_replies_only(folder: Path) -> None:
 )
 def test_a_page_that_does_not_exist_is_an_error_of_one_line(folder: Path, path: str) -> None:
     with pytest.raises(UsageError) as error:
-        respond(Library([folder]), path, {})
+        Library([folder]).respond(path, {})
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -278,7 +277,7 @@ def test_a_damaged_table_is_named(folder: Path, tmp_path: Path) -> None:
     path = table_path(tmp_path / "mixed", 2)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UsageError, match=r"step=000002/episodes\.parquet is damaged"):
-        respond(Library([tmp_path]), "run/mixed/step/2")
+        Library([tmp_path]).respond("run/mixed/step/2")
     assert get(tmp_path, "run/mixed/step/1")["groups"]
 
 
@@ -473,4 +472,4 @@ def test_a_number_that_json_does_not_support_is_null(tmp_path: Path) -> None:
     table.write(table_path(run, 1), [table.RecordedGroup(Group("e", "t", 0, (played,)), True, [played])])
     shown = get(tmp_path, "run/odd/step/1/episode/0/0/0")
     assert (shown["metrics"], shown["info"]) == ({"loss": None}, {"best": None})
-    assert b"NaN" not in respond(Library([tmp_path]), "run/odd/step/1")
+    assert b"NaN" not in Library([tmp_path]).respond("run/odd/step/1")

@@ -21,7 +21,6 @@ from rlkit.errors import UsageError
 from rlkit.metrics.rewards import draw_bars
 from rlkit.store.history import table_path
 from rlkit.trackers import RunResult
-from rlkit.view.api import respond
 from rlkit.view.html_export import export_html
 from rlkit.view.library import Library
 from rlkit.view.server import STATIC, ViewServer
@@ -115,7 +114,7 @@ def test_an_empty_folder_is_a_list_that_fills(tmp_path: Path, monkeypatch: pytes
     assert [run["id"] for run in library.summaries()["runs"]] == ["run"]
     write_run(tmp_path / "named" / "empty2")
     (tmp_path / "empty2").mkdir()
-    assert list(Library.find(["empty2"]).paths()) == ["empty2"]  # a run of this name comes before an empty folder
+    assert list(Library.find(["empty2"]).readers()) == ["empty2"]  # a run of this name comes before an empty folder
 
 
 def test_a_folder_of_other_files_and_a_missing_run_are_errors(tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_an_export_holds_what_the_server_gives(folder: Path, tmp_path: Path, nam
     assert "runs" in pages
     assert any("/episode/" in path for path in pages)
     for path, data in pages.items():
-        assert data == respond(library, path)
+        assert data == library.respond(path)
     with pytest.raises(UsageError, match="exists already"):
         export_html(library, tmp_path / name)
 
@@ -174,7 +173,7 @@ def test_an_export_holds_the_files_of_trials(tmp_path: Path) -> None:
     assert len(files) == 3 * 4  # of three episodes
     for path, data in files.items():
         page, _, query = path.partition("?")
-        assert data == respond(library, page, dict(parse_qsl(query)))
+        assert data == library.respond(page, dict(parse_qsl(query)))
         assert json.loads(data)["truncated"] == path.endswith("long.txt")
     assert "run/trials/step/1/episode/0/0/0/file?path=agent%2Fa%20b%26c%3D%252F%2B%C3%A9%3F.txt" in files
     page = export_html(library, tmp_path / "all.html").read_text()

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from string import ascii_letters, digits
 from tempfile import TemporaryDirectory
@@ -20,13 +21,12 @@ from urllib.parse import quote
 from rlkit._util import files
 from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import RlkitError, UsageError
-from rlkit.view.api import respond
 from rlkit.view.library import Library
 from rlkit.view.server import STATIC
 from rlkit.view.tables import Row
 
-_UNESCAPED = "!~*'()"
-"""Characters that `encodeURIComponent` of JavaScript leaves as they are, besides letters, digits, `-`, `_` and `.`."""
+_quote = partial(quote, safe="!~*'()")
+"""Escape what `encodeURIComponent` of JavaScript escapes."""
 
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' data: file:; style-src 'unsafe-inline'; "
@@ -80,8 +80,8 @@ def _write_folder(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
 
 def _read(library: Library, note: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
     """Yield path and data of each page; of a damaged run among others, only what is read before the damage."""
-    yield "runs", respond(library, "runs")
-    runs = library.paths()
+    yield "runs", library.respond("runs")
+    runs = library.readers()
     for run in runs:
         try:
             yield from _read_run(library, run, note)
@@ -93,20 +93,20 @@ def _read(library: Library, note: Callable[[str], None]) -> Iterator[tuple[str, 
 
 def _read_run(library: Library, run: str, note: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
     name = f"run/{_quote(run)}"
-    yield name, (page := respond(library, name))
+    yield name, (page := library.respond(name))
     about: Row = json.loads(page)
     parts = ("metrics", "tasks", "evaluations", *about.get("parts", ()))
-    yield from ((path, respond(library, path)) for path in (f"{name}/{part}" for part in parts))
+    yield from ((path, library.respond(path)) for path in (f"{name}/{part}" for part in parts))
     steps = [f"step/{number}" for number in about["steps_recorded"]]
     steps += [f"evaluation/{number}" for number in about["evaluations"]]
     for place, step in enumerate(steps, 1):
         note(f"exporting {run}, {step.replace('/', ' ')} ({place} of {len(steps)})")
-        yield f"{name}/{step}", (page := respond(library, f"{name}/{step}"))
+        yield f"{name}/{step}", (page := library.respond(f"{name}/{step}"))
         for group in json.loads(page)["groups"]:
-            yield (path := f"{name}/{step}/group/{group['position']}"), respond(library, path)
+            yield (path := f"{name}/{step}/group/{group['position']}"), library.respond(path)
             for member in (*group["members"], *group["failed_attempts"]):
                 path = f"{name}/{step}/episode/{group['position']}/{member['member']}/{member['attempt']}"
-                yield path, (page := respond(library, path))
+                yield path, (page := library.respond(path))
                 yield from _read_files(path, json.loads(page))
 
 
@@ -115,10 +115,6 @@ def _read_files(path: str, episode: Row) -> Iterator[tuple[str, bytes]]:
         with suppress(RlkitError, OSError):  # such as a file of another user, which the server does not give either
             content = json.dumps(read_file(episode["info"], file["path"]), separators=(",", ":"))
             yield f"{path}/file?path={_quote(file['path'])}", content.encode()
-
-
-def _quote(text: str) -> str:
-    return quote(text, safe=_UNESCAPED)
 
 
 def _file_name(path: str) -> str:

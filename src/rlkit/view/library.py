@@ -1,19 +1,25 @@
-"""The runs that a page shows: folders of runs, single runs, and records of other tools.
+"""The runs that the pages show, and the data of each page: a path, such as `run/arith/step/3`, and its JSON.
 
-Invariant: an id names the same run as long as the runs of earlier places stay where they are.
+Invariant: the answer depends only on the path and the files, so a server and a static export give the same. An id names
+the same run as long as the runs of earlier places stay where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
+from urllib.parse import unquote
 
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.run_config import find_run, is_run_directory
+from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import RlkitError, UsageError
+from rlkit.view.discovery import list_searches
 from rlkit.view.records.cookbook import CookbookReader
 from rlkit.view.records.inspect import InspectReader
 from rlkit.view.records.reader import RecordReader, Row
@@ -47,7 +53,7 @@ class Library:
         places = list[Path]()
         for run in runs:
             path = Path(run).expanduser().absolute()
-            if any(_list_runs(path)):
+            if any(_list_readers(path)):
                 places.append(path)
             elif is_run_directory(runs_dir() / run) or not path.exists():
                 places.append(find_run(run))
@@ -57,50 +63,57 @@ class Library:
                 raise UsageError(f"{path} holds no run of rlkit, and no record that rlkit can show")
         return cls(places)
 
-    def paths(self) -> dict[str, Path]:
-        """Return the path of each run by its id: its name, with a number if several have the same."""
-        paths = dict[str, Path]()
-        for path in chain.from_iterable(map(_list_runs, self.places)):
-            names = chain([path.name], (f"{path.name}~{number}" for number in count(2)))
-            paths[next(name for name in names if name not in paths)] = path
-        return paths
+    def readers(self) -> dict[str, RecordReader]:
+        """Return the reader of each run by the run's id: its name, with a number if several have the same."""
+        readers = dict[str, RecordReader]()
+        for reader in chain.from_iterable(map(_list_readers, self.places)):
+            names = chain([reader.path.name], (f"{reader.path.name}~{number}" for number in count(2)))
+            readers[next(name for name in names if name not in readers)] = reader
+        return readers
 
-    def read(self, run: str) -> RecordReader:
-        """Return the reader of a run; raise `UsageError` if there is none of this id."""
-        if (path := self.paths().get(run)) is None:
-            raise UsageError(f"there is no run {run!r}")
-        return _make_reader(path)
+    def respond(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
+        """Return the JSON of a path.
+
+        Raises:
+            UsageError: there is nothing at the path, or a file is damaged.
+        """
+        match [unquote(part) for part in path.split("/")]:
+            case ["runs"]:
+                row = self.summaries()
+            case ["run", run, *parts]:
+                if (reader := self.readers().get(run)) is None:
+                    raise UsageError(f"there is no run {run!r}")
+                with _report_damage(reader.path):
+                    row = _read_page(reader, parts, query or {})
+                row = row if parts else {**row, "id": run}
+            case _:
+                raise UsageError(f"there is no page {path!r}")
+        try:
+            return json.dumps(row, separators=(",", ":"), allow_nan=False).encode()
+        except ValueError:  # a number that JSON does not support is null
+            finite = json.loads(json.dumps(row), parse_constant=lambda _: None)
+            return json.dumps(finite, separators=(",", ":")).encode()
 
     def summaries(self) -> Row:
         """Return all runs, live ones first, then the newest first; a run that cannot be read says why."""
-        rows = [self._summarize(name, path) for name, path in self.paths().items()]
+        rows: list[Row] = [{**self._summarize(reader), "id": name} for name, reader in self.readers().items()]
         rows.sort(key=lambda row: (not row["live"], -(row.get("started") or row.get("updated") or 0)))
         return {"folder": ", ".join(map(str, self.places)), "runs": rows}
 
-    def _summarize(self, name: str, path: Path) -> Row:
+    def _summarize(self, reader: RecordReader) -> Row:
+        path = reader.path
         files = [path, *(path / file for file in _GROWING)]
         version = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
         known_version, row = self._summaries.get(path, (None, {}))
         if known_version != version or row["live"]:
             try:
-                with report_damage(path):
-                    row = _make_reader(path).summary()
+                with _report_damage(path):
+                    row = reader.summary()
             except (RlkitError, OSError) as error:
                 row = {"name": path.name, "kind": "rlkit", "path": str(path), "status": "unreadable"}
                 row |= {"live": False, "reason": str(error), "envs": list[str](), "tags": list[str]()}
             self._summaries[path] = version, row
-        return {**row, "id": name}
-
-
-@contextmanager
-def report_damage(path: Path) -> Generator[None]:
-    """Raise `UsageError` if a value of an unexpected type stops a reader, because anyone may have written a record."""
-    try:
-        yield
-    except (RlkitError, OSError):
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        return row
 
 
 def find_reader(path: Path) -> RecordReader | None:
@@ -116,15 +129,47 @@ def find_reader(path: Path) -> RecordReader | None:
     return CookbookReader(path) if {"metrics.jsonl", "config.json"} <= files else None
 
 
-def _make_reader(path: Path) -> RecordReader:
-    if (reader := find_reader(path)) is None:
-        raise UsageError(f"{path} holds no run")
-    return reader
-
-
-def _list_runs(place: Path) -> Iterator[Path]:
-    """Yield a place that can be shown, or what can be shown in a folder, by name."""
-    if find_reader(place):
-        yield place
+def _list_readers(place: Path) -> Iterator[RecordReader]:
+    """Yield the reader of a place, or of each run and record in a folder, by name."""
+    if reader := find_reader(place):
+        yield reader
     elif place.is_dir():
-        yield from (path for path in sorted(place.iterdir()) if path.name[0] != "." and find_reader(path))
+        yield from filter(None, (find_reader(path) for path in sorted(place.iterdir()) if path.name[0] != "."))
+
+
+@contextmanager
+def _report_damage(path: Path) -> Generator[None]:
+    """Raise `UsageError` if a value of an unexpected type stops a reader, because anyone may have written a record."""
+    try:
+        yield
+    except (RlkitError, OSError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _read_page(reader: RecordReader, names: Sequence[str], query: Mapping[str, str]) -> Row:
+    match [int(name) if re.fullmatch(r"\d{1,9}", name) else name for name in names]:
+        case []:
+            row = reader.run()
+        case ["metrics"]:
+            row = reader.metrics()
+        case ["tasks"]:
+            row = reader.tasks("step", "evaluation")
+        case ["evaluations"]:
+            row = reader.tasks("evaluation")
+        case ["discovery"] if isinstance(reader, RunReader):
+            row = {"searches": list_searches(reader.path, reader.search_envs())}
+        case ["step" | "evaluation" as kind, int(number)]:
+            row = reader.step((kind, number))
+        case ["step" | "evaluation" as kind, int(number), "search"]:
+            row = {"matches": reader.search((kind, number), query.get("q", ""))}
+        case ["step" | "evaluation" as kind, int(number), "group", int(position)]:
+            row = reader.group((kind, number), position)
+        case ["step" | "evaluation" as kind, int(number), "episode", int(position), int(member), int(attempt)]:
+            row = reader.episode((kind, number), (position, member, attempt))
+        case ["step" | "evaluation", int(), "episode", int(), int(), int(), "file"] if isinstance(reader, RunReader):
+            row = read_file(_read_page(reader, names[:-1], {})["info"], query.get("path", ""))
+        case _:
+            raise UsageError(f"{reader.path} has no page {'/'.join(names)!r}")
+    return row

@@ -13,23 +13,26 @@ import hmac
 import html
 import re
 import secrets
-import socket
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from rlkit.errors import RlkitError, UsageError
-from rlkit.view.api import respond
-from rlkit.view.library import Library
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
+from rlkit.endpoint.http_server import HttpServer
+from rlkit.errors import RlkitError, UsageError
+from rlkit.view.library import Library
 
 STATIC = Path(__file__).parent / "static"
 
@@ -45,6 +48,10 @@ _FRAME_POLICY = (
 )
 """Policy of the frame that shows an environment's own picture: its code has no origin, and no network but WebRTC, which
 browsers have no policy for."""
+
+
+_GRACE_S = 5
+"""Time that running requests have to end when the server stops."""
 
 
 @cache
@@ -65,14 +72,6 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
         token: required for all data.
         frame_ancestors: sources of the pages that may show these pages in a frame, as in a policy.
     """
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.base import BaseHTTPMiddleware
-    from starlette.middleware.gzip import GZipMiddleware
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Mount, Route
-    from starlette.staticfiles import StaticFiles
 
     async def give_data(request: Request) -> Response:
         sent_token = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -80,7 +79,7 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
             return JSONResponse({"error": "open the link that `rlkit view` printed: its token is missing"}, 401)
         path = request.scope["raw_path"].decode("ascii", "replace").partition("/api/")[2].partition("?")[0]
         try:
-            data = await asyncio.to_thread(respond, library, path, dict(request.query_params))
+            data = await asyncio.to_thread(library.respond, path, dict(request.query_params))
         except (RlkitError, OSError) as error:
             return JSONResponse({"error": str(error)}, 404 if isinstance(error, UsageError) else 500)
         tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
@@ -116,32 +115,25 @@ class ViewServer:
     """
 
     def __init__(self, library: Library, *, port: int = 0, frame_ancestors: str = "'none'") -> None:
-        import uvicorn
-
         self.token = secrets.token_urlsafe(16)
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._socket.bind(("127.0.0.1", port))
-            self._socket.listen()  # now, so that a browser that is faster than the server waits
-        except OSError as error:
-            self._socket.close()
-            raise UsageError(f"--port: port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
         app = make_app(library, self.token, frame_ancestors=frame_ancestors)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, ws="none")
-        self._server = uvicorn.Server(config)
+        try:  # it listens now, so that a browser that is faster than the server waits
+            self._server = HttpServer(app, address=("127.0.0.1", port), grace_s=_GRACE_S)
+        except OSError as error:
+            raise UsageError(f"--port: port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
 
     @property
     def link(self) -> str:
         """Address of the list of runs, with the token."""
-        return f"http://127.0.0.1:{self._socket.getsockname()[1]}/?token={self.token}"
+        return f"http://127.0.0.1:{self._server.port}/?token={self.token}"
 
     def run(self) -> None:
         """Answer requests until `stop`, or until the process is interrupted."""
-        try:
-            self._server.run(sockets=[self._socket])
-        finally:
-            self._socket.close()
+
+        async def serve() -> None:
+            await (await self._server.start())
+
+        asyncio.run(serve())
 
     def stop(self) -> None:
         """End `run`; may be called from any thread."""

@@ -76,7 +76,7 @@ def test_the_list_of_runs_and_a_comparison_are_whole(hostile: Visit, hostile_run
     hostile.open()
     assert len(hostile.rows()) == len(RUN_NAMES) + 1
     inspect(hostile)
-    names = ",".join(quote(name, safe="") for name in Library([hostile_runs]).paths())
+    names = ",".join(quote(name, safe="") for name in Library([hostile_runs]).readers())
     hostile.open(f"#/compare/{quote(names, safe='')}")
     inspect(hostile)
 

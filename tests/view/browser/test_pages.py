@@ -18,7 +18,6 @@ from rlkit.store import RunStore, table
 from rlkit.store.history import table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.types import Episode, Group, Prompt, TokenPiece, Turn
-from rlkit.view.api import respond
 from rlkit.view.library import Library
 from tests.view.browser.conftest import ROOT, can_search, serve
 from tests.view.browser.visit import Visit
@@ -33,7 +32,7 @@ def read_step(run: Path, step: int) -> pd.DataFrame:
 
 
 def read_page(runs: Path, path: str) -> dict[str, Any]:
-    return json.loads(respond(Library([runs]), path))
+    return json.loads(Library([runs]).respond(path))
 
 
 def find_episode(runs: Path, env: str, **fields: Any) -> tuple[int, dict[str, Any]]:
@@ -278,7 +277,7 @@ def test_an_episode_that_taught_nothing_says_so_and_one_of_an_evaluation_has_no_
     library = Library([runs])
     steps = range(1, len(read_lines(runs / "shop")))
     groups = [
-        (step, group) for step in steps for group in json.loads(respond(library, f"run/shop/step/{step}"))["groups"]
+        (step, group) for step in steps for group in json.loads(library.respond(f"run/shop/step/{step}"))["groups"]
     ]
     step, untaught = next((step, group) for step, group in groups if group["reason"] == "equal rewards")
     visit.open(f"#/run/shop/step/{step}/episode/{untaught['position']}/0/0?view=tokens")

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from rlkit.errors import UsageError
 from rlkit.metrics.intervals import estimate_mean
-from rlkit.view.api import respond
 from rlkit.view.library import Library, find_reader
 from rlkit.view.records.reader import Place, RecordReader, Step
 from rlkit.view.run_reader import RunReader
@@ -118,9 +117,9 @@ def test_a_search_finds_text_in_replies_only(record: Path) -> None:
     matches = list[list[Any]]()
     for kind, number in load(record).list_steps():
         path = f"run/{record.name}/{kind}/{number}/search"
-        matches += json.loads(respond(library, path, {"q": "4"}))["matches"]
+        matches += json.loads(library.respond(path, {"q": "4"}))["matches"]
         for query in ("", "What is", "no text of a reply"):
-            assert json.loads(respond(library, path, {"q": query})) == {"matches": []}
+            assert json.loads(library.respond(path, {"q": query})) == {"matches": []}
     assert matches and all("4" in excerpt for *_, excerpt in matches)
 
 
