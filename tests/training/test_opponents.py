@@ -19,7 +19,7 @@ from rlkit.store.history import load_history
 from rlkit.testing import Latency
 from rlkit.tools.audit import audit_run
 from rlkit.types import Episode
-from rlkit.view.episode import read_episode
+from rlkit.view.run_reader import RunReader
 from tests.simulation import Simulation
 
 ASK: list[rlkit.Message] = [{"role": "user", "content": "Move."}]
@@ -204,7 +204,7 @@ def test_two_roles_learn_opposite_things_against_an_opponent(byte_model_dir: Pat
     total = sum(len(t.completion) for episode in episodes for t in episode.turns)
     assert lines[-1]["usage/sampled_tokens"] == total > trained  # opponents cost money, too
     first = episodes[0]
-    shown = read_episode(result.directory, ("step", 1), (0, first.member, first.attempt))["turns"]
+    shown = RunReader(result.directory).read_episode(("step", 1), (0, first.member, first.attempt))["turns"]
     assert [turn["messages"][-1]["name"] for turn in shown] == [turn.role for turn in first.turns]
     assert all(turn["sampled"] == [[0, len(turn["completion"])]] for turn in shown)  # also those of the opponent
     for role, digits in (("white", True), ("black", False)):

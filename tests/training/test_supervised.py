@@ -26,7 +26,7 @@ from rlkit.token_records.updates import read_update, update_path
 from rlkit.tools.export_episodes import export_episodes
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Sampling, Turn
-from rlkit.view.episode import read_episode
+from rlkit.view.run_reader import RunReader
 from tests.training.test_teachers import assert_trained_exactly_once, score
 
 TALKS = [("one", "1"), ("two", "2"), ("six", "6"), ("ten", "10")]
@@ -246,7 +246,7 @@ def test_readers_of_a_run_tell_demonstrations_from_samples(byte_model_dir: Path,
     assert all(np.isnan(turn.logprobs).all() for turn in given)
     assert all(np.isfinite(turn.logprobs).all() for turn in sampled)
     for position, record in enumerate(read_groups(table_path(run, 1))):
-        (turn,) = read_episode(run, ("step", 1), (position, 0, 0))["turns"]
+        (turn,) = RunReader(run).read_episode(("step", 1), (position, 0, 0))["turns"]
         assert turn["demonstration"] == (record.group.env == "demonstrations")
         assert all((number is None) == turn["demonstration"] for number in turn["logprobs"])
         json.dumps(turn, allow_nan=False)

@@ -1,19 +1,31 @@
 # pyarrow has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false
-"""Columns of lists in Parquet tables, made from numpy arrays without Python objects."""
+"""Columns of Parquet tables: read in one call, and columns of lists made from numpy arrays without Python objects."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlkit.errors import UsageError
 
 if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
     # Arrow's own allocator asks for huge pages; clearing them takes longer than writing a table.
     pa.set_memory_pool(pa.system_memory_pool())
+
+
+def read_columns(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Return columns of a file, by default all; raise `UsageError` if it is damaged."""
+    try:
+        return pq.ParquetFile(path).read(columns)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
 
 
 def join_arrays(arrays: Sequence[Any], kind: pa.DataType) -> pa.ListArray:

@@ -54,7 +54,7 @@ class PieceWriter:
             if not new:
                 return
             pieces = {token: self.piece(token) for token in new}
-            texts: dict[str, Json] = {str(token): _as_json(piece.data) for token, piece in pieces.items()}
+            texts: dict[str, Json] = {str(token): piece_to_json(piece.data) for token, piece in pieces.items()}
             special = [token for token, piece in pieces.items() if piece.is_special]
             with files.report_write_errors(self.path.parent):
                 json_lines.append(self.path, {"pieces": texts, "special": special})
@@ -83,7 +83,7 @@ def decode_pieces(pieces: Mapping[int, TokenPiece], tokens: Iterable[int], *, wi
     )
 
 
-def _as_json(data: bytes) -> Json:
+def piece_to_json(data: bytes) -> Json:
     """Return the text of a piece, or its bytes if it is no whole character."""
     try:
         return data.decode()

@@ -149,16 +149,12 @@ _TURN_COLUMNS = ["stop", "version", "reward", "parent", "prompt", "completion", 
 
 def read_rollouts(path: Path) -> list[RecordedRollout]:
     """Return the rollouts in a table of episodes of a run, without attempts that were retried."""
-    import pyarrow.parquet as pq
-
+    from rlkit.token_records.list_columns import read_columns
     from rlkit.token_records.pieces import pieces_path, read_pieces
 
     columns = [*_COLUMNS, "info", *(f"turns.list.element.{name}" for name in _TURN_COLUMNS)]
-    try:
-        rows = cast("list[dict[str, Any]]", pq.ParquetFile(path).read(columns).to_pylist())
-        pieces = read_pieces(pieces_path(path.parents[2]))
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
+    rows = cast("list[dict[str, Any]]", read_columns(path, columns).to_pylist())
+    pieces = read_pieces(pieces_path(path.parents[2]))
     rows = sorted((row for row in rows if row["final"]), key=lambda row: (row["position"], row["member"]))
     return [_rollout(row, pieces) for row in rows]
 

@@ -5,48 +5,44 @@ Invariant: what a run of an earlier release did not record is None; what is dama
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any, override
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_rows
 from rlkit._util.files.run_locks import is_locked
 from rlkit._util.paths import ARTEFACTS
 from rlkit.config.loading.resolved import find_tags, read_settings
+from rlkit.envs.harbor.trial_files import list_files
 from rlkit.errors import UsageError
 from rlkit.metrics.diagnostics import find_problems
 from rlkit.metrics.rewards import mean_reward
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
-from rlkit.token_records.pieces import decode_pieces, pieces_path
-from rlkit.token_records.updates import RecordedUpdate, update_path
+from rlkit.token_records.pictures import VIEW_SCRIPT
+from rlkit.token_records.pieces import decode_pieces, piece_to_json, pieces_path
+from rlkit.token_records.updates import RecordedSequence, RecordedUpdate, place_numbers, update_path
+from rlkit.types import TokenPiece
 from rlkit.view import tables
-from rlkit.view.episode import read_episode, read_replies
-from rlkit.view.records.reader import Place, RecordReader, Row, Step
+from rlkit.view.records.reader import Place, RecordReader, Row, Step, join_turns
 from rlkit.view.tables import cache_file, find_table, list_tables
 
-_MEMBER = (
-    "member",
-    "attempt",
-    "status",
-    "reward",
-    "tokens",
-    "turns",
-    "seconds",
-    "cut",
-    "masked",
-    "versions",
-    "metrics",
-)
+_GROUP = ("position", "draw", "env", "task")
+_TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")
 _PENDING = "not trained yet"
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
+_DIGITS = 5
+"""Decimals of log-probabilities and advantages on the page."""
 
 _read_lines = cache_file(read_metrics)
 _find_problems = cache_file(lambda path: [asdict(finding) for finding in find_problems(_read_lines(path))])
@@ -63,7 +59,9 @@ class RunReader(RecordReader):
 
     @override
     def summary(self) -> Row:
-        about, usage = json_lines.read_object(self.path / "run.json"), _read_usage(self.path / "usage.json")
+        about, usage = json_lines.read_object(self.path / "run.json"), dict[str, Any]()
+        with suppress(OSError, UsageError):  # it counts again from zero, and so does a resumed run
+            usage = json_lines.read_object(self.path / "usage.json")
         status = pick(about, "status", str)
         is_live = status == "running" and is_locked(self.path / "lock")
         config_path = self.path / "config.yaml"
@@ -71,8 +69,7 @@ class RunReader(RecordReader):
         steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d+)", config, re.MULTILINE)))  # with those of a warm start
         first, last = json_lines.read_ends(self._metrics_path, '"env/')
         is_rare = (self.path / "evaluations").is_dir()
-        evaluations = json_lines.read_ends(self._metrics_path, '"eval/', is_rare=is_rare)
-        reward, evaluation = _average_ends((first, last), "env"), _average_ends(evaluations, "eval")
+        evaluation = _average_ends(json_lines.read_ends(self._metrics_path, '"eval/', is_rare=is_rare), "eval")
         paths = [path for name in ("metrics.jsonl", "run.json", "usage.json") if (path := self.path / name).exists()]
         return {
             "name": self.path.name,
@@ -88,7 +85,7 @@ class RunReader(RecordReader):
             "model": pick(about, "identity.model", str),
             "envs": [str(env) for env in pick_list(about, "identity.envs")],
             "tags": find_tags(config),
-            "reward": reward,
+            "reward": _average_ends((first, last), "env"),
             "evaluation": evaluation and {"metric": "reward", "start": evaluation[0], "now": evaluation[1]},
             "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
             "usd": last.get("usage/usd"),
@@ -100,13 +97,12 @@ class RunReader(RecordReader):
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
         path = self.path / "config.yaml"
         config = read_settings(path) if path.exists() else []
+        saved = [(each.step, each.state, each.expires) for each in checkpoints(self.path)]
         return {
             **self.summary(),
             "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
-            "checkpoints": [
-                {"step": saved.step, "path": saved.state, "expires": saved.expires} for saved in checkpoints(self.path)
-            ],
+            "checkpoints": [{"step": step, "path": path, "expires": expires} for step, path, expires in saved],
             "best_step": _find_best_step({name: value for name, value, _ in config}, _read_lines(self._metrics_path)),
             "versions": about.get("versions", {}),
             "steps_recorded": list_tables(self.path, "step"),
@@ -140,11 +136,33 @@ class RunReader(RecordReader):
 
     @override
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
-        return read_replies(self.path, step, places)
+        attempts = tables.read_attempts(find_table(self.path, step), places[0][0])
+        pieces, replies = tables.read_texts(pieces_path(self.path)), list[Row]()
+        for row in map(attempts.__getitem__, places):
+            turns = enumerate(row["turns"])
+            shown = [{**turn, "messages": _list_messages(turn, index, pieces)} for index, turn in turns]
+            replies.append({"messages": join_turns(shown), "info": json.loads(row["info"]), "error": row["error"]})
+        return replies
 
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
-        return read_episode(self.path, step, place)
+        """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
+        kind, number = step
+        row = tables.read_attempts(find_table(self.path, step), place[0])[place]
+        updates = tables.read_updates(update_path(self.path, number)) if kind == "step" and row["final"] else {}
+        update = updates.get(row["draw"])
+        sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
+        pieces, info = tables.read_texts(pieces_path(self.path)), json.loads(row["info"])
+        used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
+        return {
+            "error": row["error"],
+            "info": info,
+            "turns": list(_list_turns(row["turns"], sequences, pieces)),
+            "pieces": {str(token): piece_to_json(pieces[token].data) for token in used},
+            "special": [token for token in used if pieces[token].is_special],
+            "files": list_files(info),
+            "view": _find_picture(info, self.path, env=row["env"]),
+        }
 
     @override
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
@@ -156,13 +174,6 @@ class RunReader(RecordReader):
     def search_envs(self) -> Sequence[str]:
         """Return the environments that recorded what they discovered."""
         return sorted({path.parent.name for path in (self.path / ARTEFACTS).glob("*/*.record.json")})
-
-
-def _read_usage(path: Path) -> Row:
-    try:
-        return json_lines.read_object(path)
-    except (OSError, UsageError):  # it counts again from zero, and so does a resumed run
-        return {}
 
 
 def _average_ends(lines: Iterable[Mapping[str, float]], prefix: str) -> list[float | None] | None:
@@ -187,7 +198,7 @@ def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: 
     first, final = attempts[0], sorted((row for row in attempts if row["final"]), key=lambda row: row["member"])
     reason = (reason or _find_reason(final, update)) if first["counts"] else "replaced by another group"
     return {
-        **{name: first[name] for name in ("position", "draw", "env", "task")},
+        **{name: first[name] for name in _GROUP},
         "taught": None if reason == _PENDING else reason is None,
         "reason": reason,
         "estimator": None if update is None else update.estimator,
@@ -203,7 +214,7 @@ def _make_member(row: Row, update: RecordedUpdate | None) -> Row:
     values = np.concatenate([np.empty(0, np.float32), *rows])
     is_compared = update is not None and row["reward"] is not None and not row["masked"]
     return {
-        **{name: row[name] for name in (*_MEMBER, "metrics")},
+        **{name: value for name, value in row.items() if name not in (*_GROUP, "counts", "final")},
         # A sequence whose advantages are all 0 is not trained.
         "advantage": float(values.mean()) if len(values) else 0.0 if is_compared else None,
         "error": row["error"].splitlines()[0] if row["error"] else None,
@@ -220,3 +231,74 @@ def _find_reason(final: Sequence[Row], update: RecordedUpdate | None) -> str | N
     if max(rewards) - min(rewards) <= 1e-9 * max(map(abs, rewards)):
         return "equal rewards" if len(rewards) > 1 else f"1 of {len(final)} episodes has a reward"
     return None if update is None else "no advantage"
+
+
+def _list_turns(
+    turns: Sequence[Row], sequences: Sequence[RecordedSequence] | None, pieces: Mapping[int, TokenPiece]
+) -> Iterator[Row]:
+    """Yield each turn with the numbers of its tokens.
+
+    Args:
+        sequences: training sequences of the episode; None if no update of its group was recorded.
+    """
+    trained = place_numbers(sequences or (), turns)
+    for index, turn in enumerate(turns):
+        datum, numbers = trained.get(index, (None, np.full((2, len(turn["completion"])), np.nan)))
+        yield {
+            **{name: turn[name] for name in _TURN},
+            "messages": _list_messages(turn, index, pieces),
+            "sampled": _ranges(np.array(turn["sampled"], np.bool_) | bool(turn.get("frozen"))),  # by an opponent
+            "logprobs": _show_numbers(np.array(turn["logprobs"], np.float64)),
+            "demonstration": any(np.isnan(turn["logprobs"][:1])),
+            "advantages": None if sequences is None else _show_numbers(numbers[0]),
+            "trainer_logprobs": None if sequences is None else _show_numbers(numbers[1]),
+            "datum": datum,
+            "images": [_data_uri(image) for image in turn["images"] or ()],
+        }
+
+
+def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> list[Row]:
+    """Return the messages that a turn adds, its reply last; texts of its tokens if it has no messages."""
+    if turn.get("messages"):
+        messages = json.loads(turn["messages"])
+        images = [_data_uri(image) for image in turn["images"] or ()]
+        for message in messages:
+            if isinstance(message["content"], list):
+                message["content"] = [_place_image(part, images) for part in message["content"]]
+    else:
+        # Tables of earlier releases have texts.
+        texts = [turn.get(f"{name}_text") or decode_pieces(pieces, turn[name]) for name in ("prompt", "completion")]
+        messages = [{"role": "prompt", "content": texts[0]}, {"role": "assistant", "content": texts[1]}]
+    return [*messages[:-1], {**messages[-1], "turn": index, **({"name": turn["role"]} if turn.get("role") else {})}]
+
+
+def _place_image(part: Row, images: Sequence[str]) -> Row:
+    number = str(part.get("image", ""))[1:]
+    return {**part, "image": images[int(number)]} if number.isdigit() and int(number) < len(images) else part
+
+
+def _data_uri(image: Row) -> str:
+    return f"data:image/{image['format']};base64,{base64.b64encode(image['data']).decode()}"
+
+
+def _ranges(flags: NDArray[np.bool_]) -> list[list[int]]:
+    """Return start and end of each run of True."""
+    changes = np.flatnonzero(np.diff(flags, prepend=False, append=False))
+    return changes.reshape(-1, 2).tolist()
+
+
+def _show_numbers(values: NDArray[np.float64]) -> list[float | None]:
+    """Return rounded numbers, None where there is none or an infinite one."""
+    return np.where(np.isfinite(values), np.round(values, _DIGITS), np.array(None)).tolist()
+
+
+def _find_picture(info: Row, directory: Path, *, env: str) -> Row | None:
+    """Return what an environment draws itself: HTML of the episode, or a script of the run that draws episodes."""
+    texts = {name: text for name in ("html", "script") if (text := pick(info, f"view.{name}", str))}
+    if texts:
+        return texts
+    with suppress(OSError, ValueError):  # no file, or no name of a file
+        script = (directory / ARTEFACTS / env / VIEW_SCRIPT).resolve(strict=True)
+        if script.is_relative_to(directory.resolve()):
+            return {"script": script.read_text(errors="replace")}
+    return None

@@ -16,11 +16,9 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rlkit.errors import UsageError
 from rlkit.store.history import evaluation_path, table_path
-from rlkit.token_records.list_columns import as_numpy, row_ends
+from rlkit.token_records.list_columns import as_numpy, read_columns, row_ends
 from rlkit.token_records.pieces import read_pieces
 from rlkit.token_records.updates import read_update
 from rlkit.view.records.reader import Kind, Place, Row, Step
@@ -52,14 +50,14 @@ def list_tables(directory: Path, kind: Kind) -> list[int]:
 
 def read_scores(path: Path) -> list[Sequence[Any]]:
     """Return environment, task, status, position, member, attempt and reward of each episode, last attempts only."""
-    table = _read(path, _SCORE)
+    table = read_columns(path, _SCORE)
     return [row for is_final, *row in zip(*(table[name].to_pylist() for name in _SCORE), strict=True) if is_final]
 
 
 @cache_file
 def read_members(path: Path) -> list[Row]:
     """Return each attempt of a table, with counts of its turns and sampled tokens; see `_count_turns`."""
-    table = _read(path, [*_MEMBER, *(f"turns.list.element.{name}" for name in _TURN)])
+    table = read_columns(path, [*_MEMBER, *(f"turns.list.element.{name}" for name in _TURN)])
     rows = cast("list[Row]", table.drop_columns("turns").to_pylist())
     for row, counts in zip(rows, _count_turns(table.column("turns").combine_chunks()), strict=True):
         row |= {"metrics": json.loads(row["metrics"]), **counts}
@@ -68,7 +66,7 @@ def read_members(path: Path) -> list[Row]:
 
 def read_attempts(path: Path, position: int) -> dict[Place, Row]:
     """Return the attempts of a group with all that is recorded."""
-    table = _read(path, None)
+    table = read_columns(path)
     positions = table.column("position").to_pylist()  # in order
     rows = cast("list[Row]", table.slice(positions.index(position), positions.count(position)).to_pylist())
     return {(position, row["member"], row["attempt"]): row for row in rows}
@@ -79,18 +77,9 @@ read_texts, read_updates = cache_file(read_pieces), cache_file(read_update)
 
 def read_completions(path: Path) -> Iterator[Row]:
     """Yield position, member, attempt and turns of each episode, turns with their completion only."""
-    table = _read(path, ["position", "member", "attempt", *(f"turns.list.element.{name}" for name in _REPLY)])
+    table = read_columns(path, ["position", "member", "attempt", *(f"turns.list.element.{name}" for name in _REPLY)])
     for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
         yield from cast("list[Row]", batch.to_pylist())
-
-
-def _read(path: Path, columns: list[str] | None) -> pa.Table:
-    try:
-        return pq.ParquetFile(path).read(columns)
-    except FileNotFoundError:
-        raise UsageError(f"{path.parents[2].name} has no {path.parent.parent.name} of {path.parent.name}") from None
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
 
 
 def _count_turns(turns: pa.ListArray) -> list[Row]:
