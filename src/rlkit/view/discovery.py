@@ -19,7 +19,8 @@ from rlkit.envs.discovery import PROBLEMS, make_problem
 from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
 from rlkit.errors import RlkitError
 from rlkit.store.history import list_state_steps, state_path
-from rlkit.view.tables import Row, find_table, list_tables, read_scores
+from rlkit.view.records.reader import Row, make_data_uri
+from rlkit.view.tables import find_table, list_tables, read_scores
 
 _SUFFIX = ".record.json"
 _VALUES_MAX = 4096
@@ -93,7 +94,6 @@ def _read_record(path: Path, step_by_task: Mapping[tuple[str, str], int]) -> Row
     content = json_lines.read_object(path)
     picture = path.with_name(path.name.removesuffix(_SUFFIX) + ".png")
     certificate: Mapping[str, Any] = content.get("certificate") or {}
-    data = base64.b64encode(picture.read_bytes()).decode() if picture.exists() else None
     names = ("problem", "options", "symbol", "value", "task", "parent", "program", "polished")
     return {
         **{name: content.get(name) for name in names},
@@ -102,7 +102,7 @@ def _read_record(path: Path, step_by_task: Mapping[tuple[str, str], int]) -> Row
         "step": step_by_task.get((path.parent.name, content.get("task", ""))),
         "claim": certificate.get("claim"),
         "values": content.get("values", [])[:_VALUES_MAX],
-        "picture": None if data is None else f"data:image/png;base64,{data}",
+        "picture": make_data_uri("png", picture.read_bytes()) if picture.exists() else None,
     }
 
 

@@ -5,7 +5,6 @@ Invariant: what a run of an earlier release did not record is None; what is dama
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from rlkit.token_records.pieces import decode_pieces, piece_to_json, pieces_path
 from rlkit.token_records.updates import RecordedSequence, RecordedUpdate, place_numbers, update_path
 from rlkit.types import TokenPiece
 from rlkit.view import tables
-from rlkit.view.records.reader import Place, RecordReader, Row, Step, join_turns
+from rlkit.view.records.reader import Place, RecordReader, Row, Step, join_turns, make_data_uri
 from rlkit.view.tables import cache_file, find_table, list_tables
 
 _GROUP = ("position", "draw", "env", "task")
@@ -253,7 +252,7 @@ def _list_turns(
             "advantages": None if sequences is None else _show_numbers(numbers[0]),
             "trainer_logprobs": None if sequences is None else _show_numbers(numbers[1]),
             "datum": datum,
-            "images": [_data_uri(image) for image in turn["images"] or ()],
+            "images": [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()],
         }
 
 
@@ -261,7 +260,7 @@ def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> l
     """Return the messages that a turn adds, its reply last; texts of its tokens if it has no messages."""
     if turn.get("messages"):
         messages = json.loads(turn["messages"])
-        images = [_data_uri(image) for image in turn["images"] or ()]
+        images = [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()]
         for message in messages:
             if isinstance(message["content"], list):
                 message["content"] = [_place_image(part, images) for part in message["content"]]
@@ -275,10 +274,6 @@ def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> l
 def _place_image(part: Row, images: Sequence[str]) -> Row:
     number = str(part.get("image", ""))[1:]
     return {**part, "image": images[int(number)]} if number.isdigit() and int(number) < len(images) else part
-
-
-def _data_uri(image: Row) -> str:
-    return f"data:image/{image['format']};base64,{base64.b64encode(image['data']).decode()}"
 
 
 def _ranges(flags: NDArray[np.bool_]) -> list[list[int]]:

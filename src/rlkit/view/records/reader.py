@@ -5,6 +5,7 @@ Invariant: an episode's neighbours are the episodes before and after it in its s
 
 from __future__ import annotations
 
+import base64
 import re
 import time
 from abc import ABC, abstractmethod
@@ -211,6 +212,11 @@ def average_reward(groups: Iterable[Row]) -> float | None:
     """Return the mean reward of all members that have one."""
     rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
     return fmean(rewards) if rewards else None
+
+
+def make_data_uri(kind: str, data: bytes) -> str:
+    """Return an image as the page shows it, which loads nothing from elsewhere."""
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def join_turns(turns: Iterable[Row]) -> list[Row]:
