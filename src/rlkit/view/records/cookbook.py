@@ -6,11 +6,12 @@ so that members of a group with equal rewards may show each other's.
 
 from __future__ import annotations
 
-import html
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import override
 
@@ -33,22 +34,20 @@ class CookbookReader(LogReader):
 
     @cached_property
     def _files(self) -> dict[Step, list[Path]]:
-        files = dict[Step, list[Path]]()
+        files = defaultdict[Step, list[Path]](list)
         for path in sorted(self.path.glob(f"iteration_[0-9]*/*{_SUFFIX}")):
             number = path.parent.name.removeprefix("iteration_")
             if number.isdecimal():
-                kind = "step" if path.name == f"train{_SUFFIX}" else "evaluation"
-                files.setdefault((kind, int(number)), []).append(path)
+                files["step" if path.name == f"train{_SUFFIX}" else "evaluation", int(number)].append(path)
         return dict(sorted(files.items()))
 
     @cached_property
     def _metrics(self) -> dict[int, dict[str, float]]:
         """Metrics by step, with rlkit's names."""
-        rows = dict[int, dict[str, float]]()
+        rows = defaultdict[int, dict[str, float]](dict)
         for row in json_lines.read_lines(self.path / "metrics.jsonl"):
             if (step := pick(row, "step", int)) is not None:  # summaries have no step
-                metrics = {_rename(name): value for name, value in pick_numbers(row, "").items() if name != "step"}
-                rows.setdefault(step, {}).update(metrics)
+                rows[step] |= {_rename(name): value for name, value in pick_numbers(row, "").items() if name != "step"}
         return dict(sorted(rows.items()))
 
     @override
@@ -133,17 +132,19 @@ def _rename(name: str) -> str:
 
 def _load_file(path: Path, step: Step) -> Iterator[LogGroup]:
     """Yield the groups of a file; each record gets its conversation from the log whose turns have the same lengths."""
-    name, groups = path.name.removesuffix(_SUFFIX), dict[str, list[Row]]()
+    name, groups = path.name.removesuffix(_SUFFIX), defaultdict[str, list[Row]](list)
     for record in json_lines.read_lines(path):
-        groups.setdefault(pick(record, "group_idx", str) or "", []).append(record)
+        groups[pick(record, "group_idx", str) or ""].append(record)
     tree_path = path.with_name(f"{name}_logtree.json")
     logs = _read_logs(pick_object(json_lines.read_object(tree_path), "root")) if tree_path.exists() else []
     for number, records in groups.items():
-        turns = [turn for record in records for turn in pick_rows(record, "steps")]
-        lengths = [pick(turn, length, str) for turn in turns for length in ("ob_len", "ac_len")]
+        turns = [pick_rows(record, "steps") for record in records]
+        lengths = [pick(turn, length, str) for turn in chain(*turns) for length in ("ob_len", "ac_len")]
         log = next((log for log in logs if log.lengths == lengths), _GroupLog())
-        for record in records:
-            record[_CONVERSATION] = log.take_conversation(record)
+        for record, steps in zip(records, turns, strict=True):
+            # Only the reward of a single turn is in the log; each conversation is shown once.
+            same = log.replies[f"{pick(steps[0], 'reward', float) or 0:.3f}"] if len(steps) == 1 else []
+            record[_CONVERSATION] = same.pop(0) if same else []
         env, task = name.removeprefix("eval_"), f"{step[1]}/{number}"  # the folder does not name tasks
         fields: Row = {"prompt": log.messages}
         if step[0] == "step":
@@ -158,42 +159,27 @@ class _GroupLog:
     """Log of a group: the lengths of its prompts and replies, and its conversations by their rewards."""
 
     lengths: list[str] = field(default_factory=list[str])
-    replies: dict[str, list[list[Row]]] = field(default_factory=dict[str, list[list[Row]]])
-    messages: list[Row] = field(default_factory=list[Row])
-    """Messages that no reward follows."""
-
-    def add(self, node: Row) -> None:
-        """Add a conversation, or the row of a table."""
-        if pick(node, "data.type", str) == "conversation":
-            self.messages += [make_message(message) for message in pick_rows(node, "data.messages")]
-        elif pick(node, "tag", str) == "tr":
-            match [html.unescape(_text_of(cell)) for cell in pick_rows(node, "children")]:
-                case ["reward", reward]:
-                    self.replies.setdefault(reward, []).append(self.messages)
-                    self.messages = []
-                case ["ob_len" | "ac_len", length]:
-                    self.lengths.append(length)
-                case _:
-                    pass
-
-    def take_conversation(self, record: Row) -> list[Row]:
-        """Return a conversation with the reward of a record, each only once; empty if none is left."""
-        turns = pick_rows(record, "steps")
-        if len(turns) != 1:  # only the reward of a single turn is in the log
-            return []
-        same = self.replies.get(f"{pick(turns[0], 'reward', float) or 0:.3f}")
-        return same.pop(0) if same else []
+    replies: defaultdict[str, list[list[Row]]] = field(default_factory=lambda: defaultdict[str, list[list[Row]]](list))
+    messages: list[Row] = field(default_factory=list[Row])  # those that no reward follows
 
 
 def _read_logs(root: Row) -> list[_GroupLog]:
     """Return the logs of the groups in the tree of a page; each follows its heading."""
-    logs = list[_GroupLog]()
+    logs = [_GroupLog()]  # the first has what is before all headings
     for node in _list_nodes(root):
-        if pick_list(node, "children") == ["Group Rollout"]:
-            logs.append(_GroupLog())
-        elif logs:
-            logs[-1].add(node)
-    return logs
+        match node:
+            case {"children": ["Group Rollout"]}:
+                logs.append(_GroupLog())
+            case {"data": {"type": "conversation"}}:
+                logs[-1].messages += map(make_message, pick_rows(node, "data.messages"))
+            case {"tag": "tr", "children": [{"children": ["reward"]}, {"children": [str(reward)]}]}:
+                logs[-1].replies[reward].append(logs[-1].messages)
+                logs[-1].messages = []
+            case {"tag": "tr", "children": [{"children": ["ob_len" | "ac_len"]}, {"children": [str(length)]}]}:
+                logs[-1].lengths.append(length)
+            case _:
+                pass
+    return logs[1:]
 
 
 def _list_nodes(node: Row) -> Iterator[Row]:
@@ -201,7 +187,3 @@ def _list_nodes(node: Row) -> Iterator[Row]:
     yield node
     for child in pick_rows(node, "children"):
         yield from _list_nodes(child)
-
-
-def _text_of(node: Row) -> str:
-    return "".join(child for child in pick_list(node, "children") if isinstance(child, str))
