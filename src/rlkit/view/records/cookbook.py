@@ -17,8 +17,7 @@ from typing import override
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_numbers, pick_object, pick_rows
-from rlkit.view.records.reader import LogGroup, LogReader, Row, Step
-from rlkit.view.records.rows import list_settings, make_member, make_message, make_turn
+from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, make_member, make_message, make_turn
 
 _CONVERSATION = "conversation"  # rlkit's own field of a record
 _SUFFIX = "_rollout_summaries.jsonl"
@@ -119,7 +118,7 @@ class CookbookReader(LogReader):
             reward=[rewards[0], rewards[-1]] if rewards else None,
             evaluation={"metric": "reward", "start": evaluations[0], "now": evaluations[-1]} if evaluations else None,
             tokens=sum(row.get(name, 0) for row in rows for name in _TOKENS),
-            config=list_settings(config),
+            config=config,
             checkpoints=checkpoints,
         )
 

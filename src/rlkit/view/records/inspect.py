@@ -18,8 +18,7 @@ from rlkit._util.files.json_fields import pick, pick_list, pick_object, pick_row
 from rlkit._util.files.zip_entries import list_entries, read_entry
 from rlkit._util.json_values import map_text
 from rlkit.errors import UsageError
-from rlkit.view.records.reader import LogGroup, LogReader, Row, Step
-from rlkit.view.records.rows import list_settings, make_member, make_message, split_turns
+from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, make_member, make_message, split_turns
 
 ENTRY_MAX_BYTES = 1 << 28
 _SCORES = {"c": 1.0, "p": 0.5, "i": 0.0, "n": 0.0, "yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
@@ -114,7 +113,7 @@ class InspectReader(LogReader):
             tags=pick_list(header, "eval.tags"),
             evaluation=None if mean is None else {"metric": title, "start": mean, "now": mean},
             tokens=sum(pick(usage, "total_tokens", int) or 0 for usage in pick_rows(header, "stats.model_usage")),
-            config=list_settings(pick_object(header, "eval")),
+            config=pick_object(header, "eval"),
             versions=pick_object(header, "eval.packages"),
         )
 

@@ -6,16 +6,18 @@ Invariant: an episode's neighbours are the episodes before and after it in its s
 from __future__ import annotations
 
 import base64
+import json
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, override
 
+from rlkit._util.files.json_fields import pick, pick_list, pick_object, pick_rows
 from rlkit._util.files.run_locks import LIVE_S
 from rlkit.errors import UsageError
 from rlkit.metrics.intervals import estimate_mean
@@ -29,11 +31,11 @@ type Step = tuple[Kind, int]
 type Place = tuple[int, int, int]
 """Position of a group in its step, member and attempt."""
 
-type Match = tuple[int, int, int, str]
-"""Place of an episode, and an excerpt of a reply."""
-
 _EXCERPT_CHARS = 80
 _GROUP = ("position", "draw", "env", "task", "taught", "reason", "estimator", "baseline")
+_MEMBER = ("reward", "advantage", "tokens", "turns", "seconds", "cut", "versions")
+_TURN = ("version", "stop", "reward", "seconds", "trainer_logprobs", "advantages", "datum")
+_TOKENS = ("prompt", "completion", "sampled", "logprobs", "images")
 _HEADER = ("config", "findings", "checkpoints", "best_step", "versions", "steps_recorded", "evaluations")
 
 
@@ -79,16 +81,13 @@ class RecordReader(ABC):
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
         """Return `messages`, `info` and `error` of episodes of a group."""
         episodes = [self.read_episode(step, place) for place in places]
-        names = ("info", "error")
-        return [{"messages": join_turns(row["turns"]), **{name: row[name] for name in names}} for row in episodes]
+        return [{"messages": join_turns(row["turns"]), "info": row["info"], "error": row["error"]} for row in episodes]
 
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
         """Yield the place of each episode of a step, and the texts of its replies."""
-        for group in self.step(step)["groups"]:
-            places = list(_list_attempts(group))
-            for place, episode in zip(places, self.read_replies(step, places), strict=True):
-                replies = (message for message in episode["messages"] if "turn" in message)
-                yield place, [text for message in replies for text in _list_texts(message)]
+        for place in chain.from_iterable(map(_list_attempts, self.read_groups(step))):
+            messages = [message for turn in self.read_episode(step, place)["turns"] for message in turn["messages"]]
+            yield place, [text for message in messages if "turn" in message for text in _list_texts(message)]
 
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
         """Yield environment, task, status, position, member, attempt and reward of each episode of a step."""
@@ -108,9 +107,9 @@ class RecordReader(ABC):
         steps = [step for step in self.list_steps() if step[0] in kinds]
         return {"episodes": [[*step, *row] for step in steps for row in self.list_episodes(step)]}
 
-    def search(self, step: Step, text: str) -> list[Match]:
-        """Return the episodes of a step that have a text in a reply, whatever its case, in the order of the step."""
-        pattern, matches = re.compile(re.escape(text), re.IGNORECASE), list[Match]()
+    def search(self, step: Step, text: str) -> list[tuple[int, int, int, str]]:
+        """Return the places of a step's episodes that have a text in a reply, whatever its case, with an excerpt."""
+        pattern, matches = re.compile(re.escape(text), re.IGNORECASE), list[tuple[int, int, int, str]]()
         for place, texts in self.read_reply_texts(step) if text else ():
             if match := next(filter(None, map(pattern.search, texts)), None):
                 excerpt = slice(max(match.start() - _EXCERPT_CHARS, 0), match.end() + _EXCERPT_CHARS)
@@ -137,17 +136,18 @@ class RecordReader(ABC):
 
     def episode(self, step: Step, place: Place) -> Row:
         """Return an episode with its turns, and its neighbours in the step."""
-        groups = {group["position"]: group for group in self.step(step)["groups"]}
-        attempts = {place: row for group in groups.values() for place, row in _list_attempts(group).items()}
-        position, member, attempt = place
-        if place not in attempts:
+        groups = self.step(step)["groups"]
+        episodes = {place: (group, row) for group in groups for place, row in _list_attempts(group).items()}
+        if place not in episodes:
+            position, member, attempt = place
             where = f"group {position} of {step[0]} {step[1]}"
             raise UsageError(f"{self.path} has no member {member}, attempt {attempt}, in {where}")
-        places = [None, *sorted(attempts), None]
+        group, row = episodes[place]
+        places = [None, *sorted(episodes), None]
         index = places.index(place)
         return {
-            **{name: groups[position][name] for name in _GROUP},
-            **attempts[place],
+            **{name: group[name] for name in _GROUP},
+            **row,
             "step": step[1],
             "kind": step[0],
             "neighbours": {"previous": places[index - 1], "next": places[index + 1]},
@@ -180,14 +180,16 @@ class LogReader(RecordReader):
     def show_episode(self, record: Row) -> Row:
         """Return `turns`, `info` and `error` of an episode."""
 
-    def make_run(self, file: Path, *, status: str | None, **fields: object) -> Row:
+    def make_run(self, file: Path, *, status: str | None, config: Mapping[str, Any], **fields: object) -> Row:
         """Return the header; without `status`, the time since the last write to `file` decides."""
         updated = file.stat().st_mtime
         status = status or ("running" if time.time() - updated < LIVE_S else "interrupted")
         row: Row = {"id": self.path.name, "name": self.path.name, "kind": self.kind, "path": str(self.path)}
         row |= {"status": status, "live": status == "running", "updated": updated, "step": 0, "envs": [], "tags": []}
         row |= dict.fromkeys(("reason", "started", "steps", "model", "reward", "evaluation", "tokens", "usd"))
-        row |= {"config": [], "findings": [], "checkpoints": [], "versions": {}, "best_step": None}
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in config.items()}
+        row["config"] = [[name, text, ""] for name, text in texts.items()]  # without an origin
+        row |= {"findings": [], "checkpoints": [], "versions": {}, "best_step": None}
         row["steps_recorded"] = [number for kind, number in self.list_steps() if kind == "step"]
         row["evaluations"] = [number for kind, number in self.list_steps() if kind == "evaluation"]
         return {**row, **fields}
@@ -229,6 +231,61 @@ def join_turns(turns: Iterable[Row]) -> list[Row]:
             messages = [{**messages[0], "branch": branch}, *messages[1:]]
         joined += messages
     return joined
+
+
+def make_member(*, error: str | None, is_truncated: bool, **fields: object) -> Row:
+    """Return an episode as a member of its group; it failed if there is an error."""
+    status = "failed" if error else "truncated" if is_truncated else "completed"
+    row: Row = {"attempt": 0, "status": status, "masked": False, "metrics": {}, "error": error and error.split("\n")[0]}
+    return {**dict.fromkeys(_MEMBER), **row, **fields}
+
+
+def make_turn(messages: Sequence[Row], *, index: int, **fields: object) -> Row:
+    """Return turn `index` without tokens; the last message that it adds is its reply if the role is `assistant`."""
+    row: Row = {"parent": index - 1 if index else None, "messages": list(messages)}
+    if messages and messages[-1]["role"] == "assistant":
+        row["messages"][-1] = {**messages[-1], "turn": index}
+    return {**dict.fromkeys(_TURN), **{name: [] for name in _TOKENS}, **row, **fields}
+
+
+def split_turns(messages: Sequence[Row]) -> list[Row]:
+    """Return a conversation as turns, each of which ends with a reply; messages may follow the last one."""
+    ends = {index for index, message in enumerate(messages, 1) if message["role"] == "assistant"} | {len(messages)}
+    places = pairwise(sorted({0, *ends}))
+    return [make_turn(messages[start:end], index=index) for index, (start, end) in enumerate(places)]
+
+
+def make_message(source: Row) -> Row:
+    """Return a message of any of the tools."""
+    parts, thinking = list[Row](), [pick(source, "reasoning_content", str)]
+    for part in pick_rows(source, "content"):
+        if part.get("type") in ("reasoning", "thinking"):
+            thinking.append(pick(part, "reasoning", str) or pick(part, "thinking", str))
+        elif image := pick(part, "image", str) or pick(part, "image_url.url", str):
+            parts.append({"type": "image", "image": image})
+        else:
+            text = pick(part, "text", str)
+            parts.append({"type": "text", "text": json.dumps(part) if text is None else text})
+    extras = {
+        "thinking": "\n".join(filter(None, thinking)),
+        "tool_calls": [_make_call(call) for call in pick_list(source, "tool_calls")],
+        "tool_call_id": pick(source, "tool_call_id", str),
+        "name": pick(source, "name", str),
+    }
+    message = {"role": pick(source, "role", str) or "", "content": parts or pick(source, "content", str) or ""}
+    return message | {name: value for name, value in extras.items() if value}
+
+
+def _make_call(call: object) -> Row:
+    if isinstance(call, str):  # verifiers before 0.4 writes a call as text
+        try:
+            call = json.loads(call)
+        except (ValueError, RecursionError):
+            call = {"arguments": call}
+    function = pick_object(call, "function") or call  # inspect_ai has the name in its place
+    name, arguments = pick(function, "name", str) or pick(call, "function", str), pick(function, "arguments", object)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": pick(call, "id", str), "name": name, "arguments": text}
 
 
 def _score_groups(kind: Kind, groups: Sequence[Row]) -> dict[str, float | None]:

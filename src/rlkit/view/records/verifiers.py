@@ -14,8 +14,17 @@ from typing import override
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_numbers, pick_object, pick_rows
 from rlkit.errors import UsageError
-from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, average_reward
-from rlkit.view.records.rows import list_settings, make_member, make_message, make_turn, split_turns
+from rlkit.view.records.reader import (
+    LogGroup,
+    LogReader,
+    Row,
+    Step,
+    average_reward,
+    make_member,
+    make_message,
+    make_turn,
+    split_turns,
+)
 
 _TASK_NAMES = ("task.data.id", "task.data.name", "task.data.idx", "task.key", "example_id")
 _TIMES = ("timing.start", "timing.agent.end", "timing.scoring.end")
@@ -87,7 +96,7 @@ class VerifiersReader(LogReader):
             envs=sorted({group["env"] for group in groups}),
             evaluation={"metric": "reward", "start": mean, "now": mean},
             tokens=sum(member["tokens"] or 0 for group in groups for member in group["members"]),
-            config=list_settings(config),
+            config=config,
             versions={"verifiers": pick(config, "version_info.vf_version", str)},
         )
 
