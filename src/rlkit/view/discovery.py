@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +19,12 @@ from rlkit.envs.discovery.problem import Construction, describe_known_results, h
 from rlkit.errors import RlkitError
 from rlkit.store.history import list_state_steps, state_path
 from rlkit.view.records.reader import Row, make_data_uri
-from rlkit.view.tables import find_table, list_tables, read_scores
+from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
 
 _SUFFIX = ".record.json"
 _VALUES_MAX = 4096
+
+_list_tasks = cache_file(lambda path: {(env, task) for env, task, *_ in read_scores(path)}, files=10_000)
 
 
 def list_searches(directory: Path, envs: Sequence[str]) -> list[Row]:
@@ -67,12 +68,7 @@ def _list_lineage(record: Row) -> list[Row]:
 def _find_steps(directory: Path) -> Mapping[tuple[str, str], int]:
     """Return the step of each environment and task: the one that has its group, since a search never repeats a task."""
     tables = {number: find_table(directory, ("step", number)) for number in list_tables(directory, "step")}
-    return {key: step for step, path in tables.items() for key in _list_tasks(path, path.stat().st_mtime_ns)}
-
-
-@lru_cache(maxsize=10_000)
-def _list_tasks(path: Path, _version: int) -> frozenset[tuple[str, str]]:
-    return frozenset((env, task) for env, task, *_ in read_scores(path))
+    return {key: step for step, path in tables.items() for key in _list_tasks(path)}
 
 
 def _describe_known(record: Row) -> str:

@@ -1,6 +1,6 @@
 """Entries of a zip archive, stored or compressed with deflate or Zstandard.
 
-Invariant: no entry is unpacked past its limit, and whatever is wrong with an archive is a `ValueError`.
+Invariant: no entry is unpacked past its limit, and a damaged archive is a `UsageError` that names it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from zstandard import ZstdDecompressor, ZstdError
+
+from rlkit.errors import UsageError
 
 _ZSTANDARD = 93
 """Compression method that `zipfile` does not support before Python 3.14."""
@@ -24,11 +26,11 @@ def list_entries(path: Path) -> set[str]:
         with ZipFile(path) as archive:
             return set(archive.namelist())
     except _FAULTS as error:
-        raise ValueError(str(error)) from error
+        raise UsageError(f"{path} is damaged: {error}") from error
 
 
 def read_entry(path: Path, name: str, *, max_bytes: int) -> bytes:
-    """Return the content of an entry; raise `ValueError` if it is damaged or has more than `max_bytes`."""
+    """Return the content of an entry; raise `UsageError` if it is damaged or has more than `max_bytes`."""
     try:
         with path.open("rb") as file, ZipFile(file) as archive:
             entry = archive.getinfo(name)
@@ -42,7 +44,7 @@ def read_entry(path: Path, name: str, *, max_bytes: int) -> bytes:
                 unpacked = archive.open(entry)
             data = unpacked.read(max_bytes + 1)
     except _FAULTS as error:
-        raise ValueError(str(error)) from error
+        raise UsageError(f"{path} is damaged: {name}: {error}") from error
     if len(data) > max_bytes:
-        raise ValueError(f"it has more than {max_bytes:,} bytes")
+        raise UsageError(f"{path} is damaged: {name}: it has more than {max_bytes:,} bytes")
     return data

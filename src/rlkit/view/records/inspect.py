@@ -38,10 +38,7 @@ class InspectReader(LogReader):
 
     @cached_property
     def _names(self) -> set[str]:
-        try:
-            return list_entries(self.path)
-        except ValueError as error:
-            raise UsageError(f"{self.path} is damaged: {error}") from error
+        return list_entries(self.path)
 
     @cached_property
     def _header(self) -> Row:

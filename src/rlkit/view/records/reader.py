@@ -10,6 +10,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, takewhile
@@ -72,10 +73,18 @@ class RecordReader(ABC):
         return self.score_steps(self.list_steps())
 
     def score_steps(self, steps: Iterable[Step]) -> dict[int, dict[str, float | None]]:
-        """Return the mean rewards of the environments by step, and the intervals of evaluations."""
-        metrics = dict[int, dict[str, float | None]]()
+        """Return the mean reward of each environment by step; of evaluations from 0 to 1, with its interval."""
+        metrics = defaultdict[int, dict[str, "float | None"]](dict)
         for kind, number in steps:
-            metrics.setdefault(number, {}).update(_score_groups(kind, self.read_groups((kind, number))))
+            groups, row = self.read_groups((kind, number)), metrics[number]
+            for env in dict.fromkeys(group["env"] for group in groups):
+                env_groups = [group for group in groups if group["env"] == env]
+                name = f"{'env' if kind == 'step' else 'eval'}/{env}/reward/mean"
+                row[name] = average_reward(env_groups)
+                means = [mean for group in env_groups if (mean := average_reward([group])) is not None]
+                if kind == "evaluation" and means and min(means) >= 0 and max(means) <= 1:
+                    score = estimate_mean(means)
+                    row |= {f"{name}/low": score.low, f"{name}/high": score.high}
         return dict(sorted(metrics.items()))
 
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
@@ -129,7 +138,10 @@ class RecordReader(ABC):
             raise UsageError(f"{self.path} has no group {position} in {step[0]} {step[1]}")
         places = list(_list_attempts(group))
         replies = self.read_replies(step, places)
-        shared = _find_shared([reply["messages"] for reply in replies])
+        # An episode that failed early may have no message. Shared are those before the first reply that are all equal.
+        rows = zip(*filter(None, (reply["messages"] for reply in replies)), strict=False)
+        equal = takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)
+        shared = [message for message, *_ in equal]
         for (_, member, attempt), reply in zip(places, replies, strict=True):
             reply |= {"member": member, "attempt": attempt, "messages": reply["messages"][len(shared) :]}
         return {**group, "prompt": [*group.get("prompt", ()), *shared], "replies": replies}
@@ -288,20 +300,6 @@ def _make_call(call: object) -> Row:
     return {"id": pick(call, "id", str), "name": name, "arguments": text}
 
 
-def _score_groups(kind: Kind, groups: Sequence[Row]) -> dict[str, float | None]:
-    """Return the mean reward of each environment; of an evaluation with rewards from 0 to 1, with its interval."""
-    metrics = dict[str, float | None]()
-    for env in dict.fromkeys(group["env"] for group in groups):
-        env_groups = [group for group in groups if group["env"] == env]
-        name = f"{'env' if kind == 'step' else 'eval'}/{env}/reward/mean"
-        metrics[name] = average_reward(env_groups)
-        means = [mean for group in env_groups if (mean := average_reward([group])) is not None]
-        if kind == "evaluation" and means and min(means) >= 0 and max(means) <= 1:
-            score = estimate_mean(means)
-            metrics |= {f"{name}/low": score.low, f"{name}/high": score.high}
-    return metrics
-
-
 def _list_texts(message: Row) -> list[str]:
     """Return the texts of a message: its thinking, its content, and its calls of tools."""
     content = message["content"]
@@ -313,9 +311,3 @@ def _list_texts(message: Row) -> list[str]:
 def _list_attempts(group: Row) -> dict[Place, Row]:
     rows = (*group["members"], *group["failed_attempts"])
     return {(group["position"], row["member"], row["attempt"]): row for row in rows}
-
-
-def _find_shared(chats: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the messages before the first reply that all conversations begin with."""
-    rows = zip(*filter(None, chats), strict=False)  # an episode that failed early may have no message
-    return [row[0] for row in takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)]
