@@ -53,16 +53,9 @@ class CookbookReader(LogReader):
     def list_steps(self) -> Sequence[Step]:
         return list(self._files)
 
-    @cached_property
-    def _groups(self) -> dict[Step, list[LogGroup]]:
-        """Groups of the steps that were read."""
-        return {}
-
     @override
-    def list_groups(self, step: Step) -> Sequence[LogGroup]:
-        if step not in self._groups:
-            self._groups[step] = [group for path in self._files[step] for group in _load_file(path, step)]
-        return self._groups[step]
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        return _Groups(self._files)
 
     @override
     def show_member(self, record: Row) -> Row:
@@ -121,6 +114,18 @@ class CookbookReader(LogReader):
             config=config,
             checkpoints=checkpoints,
         )
+
+
+class _Groups(dict[Step, Sequence[LogGroup]]):
+    """Groups of the steps that were asked for, read from their files."""
+
+    def __init__(self, files: Mapping[Step, Sequence[Path]]) -> None:
+        super().__init__()
+        self._files = files
+
+    def __missing__(self, step: Step) -> Sequence[LogGroup]:
+        self[step] = [group for path in self._files[step] for group in _load_file(path, step)]
+        return self[step]
 
 
 def _rename(name: str) -> str:

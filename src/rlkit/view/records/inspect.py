@@ -6,7 +6,8 @@ Invariant: no entry is unpacked past `ENTRY_MAX_BYTES`, and a list of samples is
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from statistics import fmean
@@ -45,26 +46,19 @@ class InspectReader(LogReader):
         """The beginning of a log, with the results of one that is complete."""
         return self._read("header.json" if "header.json" in self._names else "_journal/start.json")
 
-    @cached_property
-    def _groups(self) -> list[LogGroup]:
+    @override
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
         """Summaries of the samples; of a sample that was logged twice, the later one."""
         names = ["summaries.json"]
         if names[0] not in self._names:  # the log is not complete: parts are numbered from 1
             parts = [name for name in self._names if name.startswith("_journal/summaries/")]
             names = sorted(parts, key=lambda name: (len(name), name))
-        groups = dict[str, dict[int, Row]]()
+        tasks = defaultdict[str, dict[int, Row]](dict)
         for sample in (sample for name in names for sample in pick_rows(self._read(name), "")):
-            groups.setdefault(pick(sample, "id", str) or "", {})[pick(sample, "epoch", int) or 0] = sample
+            tasks[pick(sample, "id", str) or ""][pick(sample, "epoch", int) or 0] = sample
         env = pick(self._header, "eval.task", str) or self.path.name
-        return [LogGroup(env, task, [group[epoch] for epoch in sorted(group)]) for task, group in groups.items()]
-
-    @override
-    def list_steps(self) -> Sequence[Step]:
-        return [("evaluation", 0)]
-
-    @override
-    def list_groups(self, step: Step) -> Sequence[LogGroup]:
-        return self._groups
+        groups = [LogGroup(env, task, [epochs[number] for number in sorted(epochs)]) for task, epochs in tasks.items()]
+        return {("evaluation", 0): groups}
 
     @override
     def show_member(self, record: Row) -> Row:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from statistics import fmean
@@ -80,12 +81,18 @@ class RecordReader(ABC):
             for env in dict.fromkeys(group["env"] for group in groups):
                 env_groups = [group for group in groups if group["env"] == env]
                 name = f"{'env' if kind == 'step' else 'eval'}/{env}/reward/mean"
-                row[name] = average_reward(env_groups)
-                means = [mean for group in env_groups if (mean := average_reward([group])) is not None]
+                row[name] = self.average_reward(env_groups)
+                means = [mean for group in env_groups if (mean := self.average_reward([group])) is not None]
                 if kind == "evaluation" and means and min(means) >= 0 and max(means) <= 1:
                     score = estimate_mean(means)
                     row |= {f"{name}/low": score.low, f"{name}/high": score.high}
         return dict(sorted(metrics.items()))
+
+    @staticmethod
+    def average_reward(groups: Iterable[Row]) -> float | None:
+        """Return the mean reward of all members that have one."""
+        rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
+        return fmean(rewards) if rewards else None
 
     def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
         """Return `messages`, `info` and `error` of episodes of a group."""
@@ -173,7 +180,7 @@ class LogGroup:
 
     env: str
     task: str
-    records: Sequence[Row]
+    records: list[Row]
     fields: Row = field(default_factory=dict[str, Any])
 
 
@@ -181,8 +188,8 @@ class LogReader(RecordReader):
     """Base class of readers of other tools; a reader keeps what it has read, so changed files need a new one."""
 
     @abstractmethod
-    def list_groups(self, step: Step) -> Sequence[LogGroup]:
-        """Return the groups of a step, the same at each call."""
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        """Return the groups of each step, in the order of the steps."""
 
     @abstractmethod
     def show_member(self, record: Row) -> Row:
@@ -191,6 +198,11 @@ class LogReader(RecordReader):
     @abstractmethod
     def show_episode(self, record: Row) -> Row:
         """Return `turns`, `info` and `error` of an episode."""
+
+    @cached_property
+    def groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        """Groups of each step, read once."""
+        return self.load_groups()
 
     def make_run(self, file: Path, *, status: str | None, config: Mapping[str, Any], **fields: object) -> Row:
         """Return the header; without `status`, the time since the last write to `file` decides."""
@@ -207,9 +219,13 @@ class LogReader(RecordReader):
         return {**row, **fields}
 
     @override
+    def list_steps(self) -> Sequence[Step]:
+        return list(self.groups)
+
+    @override
     def read_groups(self, step: Step) -> Sequence[Row]:
         rows = list[Row]()
-        for position, group in enumerate(self.list_groups(step)):
+        for position, group in enumerate(self.groups[step]):
             row: Row = {**dict.fromkeys(_GROUP), "position": position, "env": group.env, "task": group.task}
             members = [{**self.show_member(record), "member": member} for member, record in enumerate(group.records)]
             rows.append({**row, "taught": False, "members": members, "failed_attempts": [], **group.fields})
@@ -218,14 +234,8 @@ class LogReader(RecordReader):
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
         position, member, _ = place
-        episode = self.show_episode(self.list_groups(step)[position].records[member])
+        episode = self.show_episode(self.groups[step][position].records[member])
         return {**episode, "pieces": {}, "special": [], "files": [], "view": None}
-
-
-def average_reward(groups: Iterable[Row]) -> float | None:
-    """Return the mean reward of all members that have one."""
-    rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
-    return fmean(rewards) if rewards else None
 
 
 def make_data_uri(kind: str, data: bytes) -> str:

@@ -5,7 +5,8 @@ Invariant: rollouts of the same task and group, in the same step, are one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -14,17 +15,7 @@ from typing import override
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_numbers, pick_object, pick_rows
 from rlkit.errors import UsageError
-from rlkit.view.records.reader import (
-    LogGroup,
-    LogReader,
-    Row,
-    Step,
-    average_reward,
-    make_member,
-    make_message,
-    make_turn,
-    split_turns,
-)
+from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, make_member, make_message, make_turn, split_turns
 
 _TASK_NAMES = ("task.data.id", "task.data.name", "task.data.idx", "task.key", "example_id")
 _TIMES = ("timing.start", "timing.agent.end", "timing.scoring.end")
@@ -46,25 +37,18 @@ class VerifiersReader(LogReader):
         paths = [*sorted(self.path.glob("configs/resolved/*.json")), self.path / "metadata.json"]
         return json_lines.read_object(paths[0]) if paths[0].exists() else {}
 
-    @cached_property
-    def _steps(self) -> dict[Step, dict[tuple[str, ...], list[Row]]]:
-        """Rollouts by step, and in it by environment, task and group."""
-        steps = dict[Step, dict[tuple[str, ...], list[Row]]]()
+    @override
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        """Rollouts of the same environment, task and group, by step."""
+        steps = defaultdict[Step, dict[tuple[str, str, str], LogGroup]](dict)
         for record in json_lines.read_lines(self._results):
             kind = "step" if pick(record, "run.work.type", str) == "train" else "evaluation"
             env = pick(record, "env.id", str) or pick(self._config, "env_id", str) or self.path.name
             task = next((text for name in _TASK_NAMES if (text := pick(record, name, str))), "")
-            groups = steps.setdefault((kind, pick(record, "run.work.step", int) or 0), {})
-            groups.setdefault((env, task, pick(record, "group.id", str) or ""), []).append(record)
-        return dict(sorted(steps.items()))
-
-    @override
-    def list_steps(self) -> Sequence[Step]:
-        return list(self._steps)
-
-    @override
-    def list_groups(self, step: Step) -> Sequence[LogGroup]:
-        return [LogGroup(env, task, records) for (env, task, _), records in self._steps[step].items()]
+            groups = steps[kind, pick(record, "run.work.step", int) or 0]
+            key = (env, task, pick(record, "group.id", str) or "")
+            groups.setdefault(key, LogGroup(env, task, [])).records.append(record)
+        return {step: list(groups.values()) for step, groups in sorted(steps.items())}
 
     @override
     def show_member(self, record: Row) -> Row:
@@ -82,16 +66,16 @@ class VerifiersReader(LogReader):
 
     @override
     def run(self) -> Row:
-        config, groups = self._config, [group for step in self._steps for group in self.read_groups(step)]
+        config, groups = self._config, [group for step in self.groups for group in self.read_groups(step)]
         members = pick(config, "num_rollouts", float) or pick(config, "rollouts_per_example", float)
         sizes = [len(group["members"]) for group in groups]
         count = max(1, pick(config, "num_examples", float) or 1)  # -1 means all
         is_complete = members is not None and len(sizes) >= count and min(sizes) >= members
-        mean = average_reward(groups)
+        mean = self.average_reward(groups)
         return self.make_run(
             self._results,
             status="completed" if is_complete else None,
-            step=max((number for _, number in self._steps), default=0),
+            step=max((number for _, number in self.groups), default=0),
             model=pick(config, "model", str),
             envs=sorted({group["env"] for group in groups}),
             evaluation={"metric": "reward", "start": mean, "now": mean},
