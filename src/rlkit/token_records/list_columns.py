@@ -21,9 +21,11 @@ if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
 
 
 def read_columns(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Return columns of a file, by default all; raise `UsageError` if it is damaged."""
+    """Return columns of a file, by default all; raise `UsageError` if it is missing or damaged."""
     try:
         return pq.ParquetFile(path).read(columns)
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist") from None
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from rlkit._util.files import json_lines
+from rlkit._util.files.json_fields import pick
 from rlkit._util.paths import ARTEFACTS
 from rlkit.envs.discovery import PROBLEMS, make_problem
 from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
@@ -89,14 +90,13 @@ def _describe_known(record: Row) -> str:
 def _read_record(path: Path, step_by_task: Mapping[tuple[str, str], int]) -> Row:
     content = json_lines.read_object(path)
     picture = path.with_name(path.name.removesuffix(_SUFFIX) + ".png")
-    certificate: Mapping[str, Any] = content.get("certificate") or {}
     names = ("problem", "options", "symbol", "value", "task", "parent", "program", "polished")
     return {
         **{name: content.get(name) for name in names},
         "id": path.name.removesuffix(_SUFFIX).partition("-")[2],
         "lineage": content.get("lineage", []),
         "step": step_by_task.get((path.parent.name, content.get("task", ""))),
-        "claim": certificate.get("claim"),
+        "claim": pick(content, "certificate.claim", str),
         "values": content.get("values", [])[:_VALUES_MAX],
         "picture": make_data_uri("png", picture.read_bytes()) if picture.exists() else None,
     }

@@ -22,8 +22,8 @@ from rlkit._util import files
 from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import RlkitError, UsageError
 from rlkit.view.library import Library
+from rlkit.view.records.reader import Row
 from rlkit.view.server import STATIC
-from rlkit.view.tables import Row
 
 _quote = partial(quote, safe="!~*'()")
 """Escape what `encodeURIComponent` of JavaScript escapes."""

@@ -38,20 +38,16 @@ class InspectReader(LogReader):
             raise UsageError(f"{self.path} is damaged: {name}: {error}") from error
 
     @cached_property
-    def _names(self) -> set[str]:
-        return list_entries(self.path)
-
-    @cached_property
     def _header(self) -> Row:
         """The beginning of a log, with the results of one that is complete."""
-        return self._read("header.json" if "header.json" in self._names else "_journal/start.json")
+        return self._read("header.json" if "header.json" in list_entries(self.path) else "_journal/start.json")
 
     @override
     def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
-        """Summaries of the samples; of a sample that was logged twice, the later one."""
-        names = ["summaries.json"]
-        if names[0] not in self._names:  # the log is not complete: parts are numbered from 1
-            parts = [name for name in self._names if name.startswith("_journal/summaries/")]
+        """Return the summaries of the samples; of a sample that was logged twice, the later one."""
+        entries, names = list_entries(self.path), ["summaries.json"]
+        if names[0] not in entries:  # the log is not complete: parts are numbered from 1
+            parts = [name for name in entries if name.startswith("_journal/summaries/")]
             names = sorted(parts, key=lambda name: (len(name), name))
         tasks = defaultdict[str, dict[int, Row]](dict)
         for sample in (sample for name in names for sample in pick_rows(self._read(name), "")):

@@ -74,7 +74,7 @@ class RecordReader(ABC):
         return self.score_steps(self.list_steps())
 
     def score_steps(self, steps: Iterable[Step]) -> dict[int, dict[str, float | None]]:
-        """Return the mean reward of each environment by step; of evaluations from 0 to 1, with its interval."""
+        """Return the mean reward of each environment by step; in an evaluation, with the interval if it has one."""
         metrics = defaultdict[int, dict[str, "float | None"]](dict)
         for kind, number in steps:
             groups, row = self.read_groups((kind, number)), metrics[number]
@@ -101,7 +101,7 @@ class RecordReader(ABC):
 
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
         """Yield the place of each episode of a step, and the texts of its replies."""
-        for place in chain.from_iterable(map(_list_attempts, self.read_groups(step))):
+        for place in chain.from_iterable(map(_list_attempts, self.step(step)["groups"])):
             messages = [message for turn in self.read_episode(step, place)["turns"] for message in turn["messages"]]
             yield place, [text for message in messages if "turn" in message for text in _list_texts(message)]
 

@@ -39,7 +39,7 @@ class VerifiersReader(LogReader):
 
     @override
     def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
-        """Rollouts of the same environment, task and group, by step."""
+        """Return the rollouts by step, those of the same environment, task and group together."""
         steps = defaultdict[Step, dict[tuple[str, str, str], LogGroup]](dict)
         for record in json_lines.read_lines(self._results):
             kind = "step" if pick(record, "run.work.type", str) == "train" else "evaluation"
