@@ -37,7 +37,7 @@ def check(
 ) -> int:
     """Check an environment for faults.
 
-    The exit code is 1 if a check fails; with --redteam, if a cheat earns more than an honest empty attempt.
+    The exit code is 1 if a check fails. With --redteam, it is 1 if a cheat earns more than an empty attempt.
     """
     import asyncio  # imported late to keep `--help` fast
 
@@ -72,13 +72,14 @@ def check_service(
     ] = None,
     *,
     model: Annotated[str | None, typer.Option(help="Base model; by default one that the service advertises.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Only what every run needs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check only the requirements of every run.")] = False,
     timeout_s: Annotated[float, typer.Option(min=1, help="Time limit of an answer in seconds.")] = 600.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the test tokens.")] = 0,
 ) -> int:
-    """Check a service of the Tinker protocol: each endpoint and option works, deviates or is absent.
+    """Check a service of the Tinker protocol.
 
-    The checks train small adapters and delete them. The exit code is 1 if a check deviates.
+    Each endpoint and option works, deviates from the protocol or is absent. The exit code is 1 if one deviates.
+    The checks train small adapters and delete them.
     """
     from rlkit._util.model_names import DEFAULT_MODEL
     from rlkit._util.threads import in_thread

@@ -15,9 +15,13 @@ from rlkit.cli.common.output import Output
 
 def init(
     output: Output,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create, or an empty one.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder to create; an existing folder must be empty.")
+    ],
     *,
-    name: Annotated[str | None, typer.Option(help="Name of the environment; by default the folder's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the environment; by default the name of the folder.")
+    ] = None,
 ) -> None:
     """Create a project.
 

@@ -35,7 +35,7 @@ def evaluate(
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at the endpoint.")] = None,
     agent: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Play the tasks of Harbor with this agent, such as codex.")
+        str | None, typer.Option(metavar="NAME", help="Play Harbor tasks with this agent, such as codex.")
     ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Also print a line for each task.")] = False,
     quiet: Quiet = False,

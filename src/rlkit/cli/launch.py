@@ -31,7 +31,9 @@ def beaker(
     priority: Annotated[str, typer.Option(help="Priority: low, normal, high, urgent or immediate.")] = "normal",
     preemptible: Annotated[
         bool | None,
-        typer.Option("--preemptible/--not-preemptible", help="Let Beaker preempt it.", show_default="preemptible"),
+        typer.Option(
+            "--preemptible/--not-preemptible", help="Allow Beaker to preempt the job.", show_default="preemptible"
+        ),
     ] = None,
     min_runtime: Annotated[str | None, typer.Option(help="Time before the job can be preempted, such as 2h.")] = None,
     retries: Annotated[int, typer.Option(min=0, help="Maximum retries of a failed job.")] = 0,
@@ -48,7 +50,9 @@ def beaker(
     ] = None,
     mount: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND:SOURCE:/PATH", help="weka, dataset, host, result, volume or secret; repeatable."),
+        typer.Option(
+            metavar="KIND:SOURCE:/PATH", help="Mount of KIND weka, dataset, host, result, volume or secret; repeatable."
+        ),
     ] = None,
     runs_dir: Annotated[str | None, typer.Option(metavar="/PATH", help="Folder of runs, on a mount.")] = None,
     code: Annotated[str, typer.Option(help="Source of the code: git (the current commit) or image.")] = "git",

@@ -171,12 +171,12 @@ def records(
     *,
     best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
     no_draw: NoDraw = False,
-    export: Annotated[Path | None, typer.Option(help="Folder for JSON files of these records.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Folder for the shown records as JSON files.")] = None,
 ) -> None:
     """List and draw the best constructions of a `discovery` run.
 
     Each entry shows its proven properties. The pictures are PNG files in the run's folder, beside the records.
-    --export writes each construction with its certificate in EinsteinArena's form.
+    --export writes each construction and its certificate in EinsteinArena's format.
     """
     from rlkit.envs.discovery.best import best_records
 
@@ -206,7 +206,7 @@ def verify(
     draw: Annotated[Path | None, typer.Option(help="PNG file of the drawing; by default FILE.png.")] = None,
     no_draw: NoDraw = False,
 ) -> int:
-    """Verify a construction exactly; compare it with others.
+    """Verify a construction exactly; compare it with known results.
 
     The exit code is 1 if the construction is invalid, or if the file claims a wrong value.
     """

@@ -38,15 +38,16 @@ def serve(
     root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="RLKIT_SERVE_API_KEY", help="Key of the clients; by default a new one.")
+        str | None,
+        typer.Option(envvar="RLKIT_SERVE_API_KEY", help="API key that clients must send; by default a new key."),
     ] = None,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="File of the key, so that a restart has the same; made if there is none.")
+        Path | None, typer.Option(help="File that keeps the API key across restarts; created if missing.")
     ] = None,
 ) -> None:
     """Serve the embedded engine to any Tinker client, until Ctrl-C.
 
-    Clients of OpenAI and Anthropic can chat with its models and checkpoints at the same address.
+    OpenAI and Anthropic clients can chat with models and checkpoints at the same address.
     """
     from rlkit.engine import EngineServer
     from rlkit.engine.model.model_files import resolve_model
@@ -86,7 +87,9 @@ def chat(
     run: RunOrSampler,
     message: Annotated[
         str | None,
-        typer.Argument(metavar="[MESSAGE]", help="Message to answer; by default a conversation.", show_default=False),
+        typer.Argument(
+            metavar="[MESSAGE]", help="Message to answer; without it, start a conversation.", show_default=False
+        ),
     ] = None,
     *,
     step: CheckpointStep = None,

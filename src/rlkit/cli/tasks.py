@@ -35,7 +35,7 @@ def check(
     """Check Harbor tasks with their solution and an idle agent.
 
     The solution must earn the full reward, and the idle agent must not. The exit code is 1 if a task fails.
-    With --redteam, it is 1 if a cheating agent earns more than an idle one.
+    With --redteam, the exit code is 1 if a cheating agent earns more than an idle agent.
     """
     from rlkit.config.loading.load import load_config
     from rlkit.envs.harbor import settings
@@ -92,7 +92,7 @@ def generate(
     held_out: Annotated[int, typer.Option(min=1, max=20, help="Number of evaluation tasks of each kind.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the file and folder names.")] = 0,
 ) -> None:
-    """Generate small Harbor tasks about files (`file_tasks`)."""
+    """Generate the small Harbor tasks of the environment `file_tasks`."""
     from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
     from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 

@@ -73,7 +73,7 @@ def resume(
 ) -> int:
     """Resume a run, or extend it.
 
-    The run starts from its last checkpoint, and replays later steps from its records.
+    The run loads its last checkpoint, and replays later steps from its records.
     """
     from rlkit.config.loading.load import load_arguments
     from rlkit.config.loading.run_config import find_run, find_run_config

@@ -32,7 +32,7 @@ def view(
 ) -> None:
     """Show runs in a browser, until Ctrl-C.
 
-    The pages read files only: they do not slow a run, and follow it while it trains.
+    The pages only read files. They follow a run while it trains, and do not slow it.
     """
     from rlkit.view.library import Library
 

@@ -13,7 +13,7 @@ import typer
 Configs = Annotated[
     list[str],
     typer.Argument(
-        metavar="CONFIG", help="YAML files, and single values such as steps=20. Later files override earlier ones."
+        metavar="CONFIG", help="YAML files, and overrides such as steps=20. Later files override earlier files."
     ),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run name, or run folder.")]
@@ -27,10 +27,10 @@ Merged = Annotated[
     bool, typer.Option("--merged", help="Export a merged model for transformers instead of a LoRA adapter for peft.")
 ]
 NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")]
-RedTeam = Annotated[bool, typer.Option("--redteam", help="Try cheats; none may earn more than an empty attempt.")]
+RedTeam = Annotated[bool, typer.Option("--redteam", help="Try cheats. No cheat may earn more than an empty attempt.")]
 NoPanel = Annotated[bool, typer.Option("--no-panel", help="Print plain lines instead of the live panel.")]
 Uploads = Annotated[
-    bool, typer.Option("--openreward", help="Short for track.openreward={}: upload rollouts of its environments.")
+    bool, typer.Option("--openreward", help="Upload rollouts of OpenReward environments; same as track.openreward={}.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
