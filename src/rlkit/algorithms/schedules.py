@@ -59,7 +59,7 @@ class Sync(Schedule):
 
 class Stream(Schedule):
     """Gradients while other groups are running. If the service repeats its answers bit for bit, groups are sent in draw
-    order, so a run can be repeated; otherwise they are sent as they finish.
+    order, so the run is reproducible. Otherwise groups are sent in the order in which they finish.
     """
 
     name: ClassVar = "stream"
@@ -81,7 +81,8 @@ class Async(Schedule):
     """Number of steps that rollouts may start ahead of the step that is trained next."""
     staleness: Literal["paced", "strict"] = "paced"
     """`strict` trains groups in the order in which they started, with weights at most `max_staleness` steps old, so a
-    step waits for its slowest group. `paced` runs as many groups, and trains a slow group when it finishes."""
+    step waits for its slowest group. `paced` trains a slow group when it finishes; as many groups are in flight as
+    with `strict`."""
 
     @property
     def steps_ahead(self) -> int:  # noqa: D102  inherited

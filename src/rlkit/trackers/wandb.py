@@ -55,7 +55,7 @@ class WandbSettings(Section):
     mode: Literal["online", "offline"] = "online"
     """`offline` writes files that `wandb sync` can upload later, and needs no account."""
     rollouts: Annotated[int, Field(ge=0)] = 8
-    """Number of random rollouts of each step to show in a table, and the first of them as a page; 0 for none."""
+    """Number of random rollouts of each step in a table; 0 for none. The first of these rollouts is also a page."""
 
 
 class WandbTracker(ServiceTracker[WandbSettings]):

@@ -65,14 +65,15 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of all randomness of the run."""
     epochs: Positive | None = None
-    """Number of times that each task is drawn; an alternative to `steps`. Null, because not every environment has a
-    finite number of tasks."""
+    """Number of times that each task is drawn; an alternative to `steps`. Null, because some environments have
+    infinitely many tasks."""
     steps: Annotated[
         Positive | None, Field(default_factory=_default_steps, json_schema_extra={"default": DEFAULT_STEPS})
     ]
     """Training steps; null if `epochs` is set."""
     budget_usd: Annotated[float, Field(gt=0)] | None = None
-    """Budget in US dollars, by rlkit's own count. The run saves and ends when it is used up. Null for no limit."""
+    """Budget in US dollars, by rlkit's own count. When the budget is used up, the run saves and ends. Null for no
+    limit."""
     budget_tokens: Positive | None = None
     """Budget in tokens: prompt, sampled and trained tokens together; null for no limit."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
@@ -82,9 +83,9 @@ class Config(Section):
     envs: dict[EnvName, EnvConfig] = Field(default_factory=dict[EnvName, EnvConfig])
     """Environments for training, by a name of your choice."""
     source: SourceConfig | None = None
-    """Conversations to train on, as the environment `source`; null for none."""
+    """Conversations to train on; null for none. Their metrics have the environment name `source`."""
     warm_start: WarmStartConfig | None = None
-    """Supervised steps before reinforcement, as the environment `warm_start`; null for none."""
+    """Supervised steps before reinforcement; null for none. Their metrics have the environment name `warm_start`."""
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
@@ -95,8 +96,7 @@ class Config(Section):
     `file.py:name` is short for `custom`. The default `group_mean` is the simplest: it only subtracts the mean."""
     loss: LossConfig = ImportanceSampling()
     reward: RewardUse = "train"
-    """Use of rewards: `train` on their advantages, or `none`, so that only the teacher counts. They are measured either
-    way."""
+    """`train` trains on the advantages of rewards. `none` trains on the teacher only. Rewards are measured anyway."""
     teacher: TeacherConfig | None = None
     """Model to imitate, in addition to the rewards; null for none."""
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()

@@ -16,7 +16,7 @@ class BatchConfig(Section):
     """Groups of a step, and their conversion to training sequences."""
 
     groups: Positive = 16
-    """Number of groups, and so of tasks, in a step."""
+    """Number of groups in a step; each group plays one task."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Rollouts per task. Eight are enough to estimate the group's mean reward, which is the baseline."""
     substeps: Positive = 1
@@ -24,7 +24,7 @@ class BatchConfig(Section):
     replace_uninformative: bool = False
     """Replace a group with equal rewards by another group, so that every step learns from `groups` groups."""
     max_replaced_groups: Positive | None = None
-    """Maximum number of replaced groups in a step, after which the step has fewer groups; null for four times
+    """Maximum number of replaced groups in a step; a step that needs more has fewer groups. Null for four times
     `groups`."""
     max_tokens: Annotated[int, Field(ge=2)] | None = None
     """Maximum length of a training sequence in tokens; null for no limit."""
@@ -33,7 +33,7 @@ class BatchConfig(Section):
     normalize: Literal["none", "token", "sequence", "constant"] = "none"
     """Divisor of a token's advantage. `none`: 1, so the loss is a sum over tokens, as in the Tinker service; Adam is
     invariant to its scale. `token`: sampled tokens of the group. `sequence`: sampled tokens of the episode × episodes
-    of the group. `constant`: `normalize_tokens` × episodes of the group. All except `none` also divide by the number of
+    of the group. `constant`: `normalize_tokens` × episodes of the group. The last three also divide by the number of
     groups of an optimiser step, so the loss is a mean over groups."""
     normalize_tokens: Positive | None = None
     """With `normalize: constant`: constant number of tokens per episode; null for `sampling.max_tokens`."""

@@ -33,8 +33,8 @@ class FilterCurriculum(Section):
     min_groups: Positive = 2
     """Minimum groups of a task before it can be skipped, because a single group may be unlucky."""
     recheck_epochs: Annotated[int, Field(ge=2)] = 5
-    """Epochs between retries of a skipped task, after which it can return. The retries of different tasks are spread
-    over the epochs."""
+    """Epochs between retries of a skipped task. A retry can bring the task back. The retries of different tasks are
+    spread over the epochs."""
     solved_reward: float = 1.0
     """Minimum reward of a solved episode; 1 is the full reward of most graders."""
     newest_weight: Probability = 0.5
@@ -100,7 +100,7 @@ class EnvConfig(Section):
     min_valid: Positive | None = None
     """Minimum episodes with a reward in a group; null for `rollouts.min_valid`."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
-    """Maximum rollouts of a group that may fail after all retries; with more, the group is dropped. An alternative to
+    """Maximum rollouts of a group that may fail after all retries; if more fail, the group is dropped. Alternative to
     `min_valid`."""
     workers: WorkersConfig | None = None
     """Processes that run the environment's code; null for `rollouts.workers`."""
@@ -109,12 +109,12 @@ class EnvConfig(Section):
     advantage: AdvantageConfig | None = None
     """Estimator of advantages for this environment; null for the run's `advantage`."""
     reward: RewardUse | None = None
-    """Use of rewards for this environment; null for the run's `reward`."""
+    """`train` or `none`; null for the run's `reward`."""
     teacher: TeacherConfig | None = None
     """Teacher of this environment; null for the run's `teacher`."""
     curriculum: CurriculumConfig | None = None
-    """Choice of tasks by solve rate. Null plays every task once per epoch, because solve rates are unknown before the
-    run."""
+    """Choice of tasks by solve rate. Null plays every task once per epoch. It is the default, because solve rates are
+    unknown before the run."""
 
 
 class EvalEnvConfig(Section):

@@ -133,10 +133,10 @@ class OptimizerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Decay of the learning rate from the warm-up to the end of the run; `constant`, so that a run can be extended."""
     final_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """With `linear` and `cosine`: final fraction of the learning rate, reached one step after the last step."""
+    """With `linear` and `cosine`: fraction of the learning rate at the end, reached one step after the last step."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear warm-up. 0, because early on-policy gradients are as good as later ones, and Adam's bias
-    correction keeps the first steps small."""
+    """Steps of linear warm-up. 0, because early on-policy gradients are as good as later gradients. Adam's bias
+    correction already keeps the first steps small."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay rate of Adam's mean of gradients."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95

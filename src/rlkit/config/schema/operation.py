@@ -23,7 +23,7 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep during the run; older checkpoints are deleted on the service permanently.
     Null deletes none."""
     keep_best: Annotated[int, Field(ge=0)] = 1
-    """With `keep_last`: number of best checkpoints by `best.metric` to keep as well."""
+    """With `keep_last`: number of best checkpoints, by `best.metric`, that are kept in addition."""
 
     @model_validator(mode="after")
     def _check_used(self) -> Self:
@@ -83,7 +83,7 @@ class ServiceConfig(Section):
     """URL of a Tinker service; null for TINKER_BASE_URL, then the hosted service if there is a credential, then the
     engine."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Time limit in seconds of one reply, and of silence of the service; the run then saves and ends."""
+    """Time limit in seconds for one reply, and for a service that does not respond. The run then saves and ends."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time limit in seconds for opening the first session, with retries. A minute is enough for a restart of the
     service, and short enough to report a wrong address soon."""

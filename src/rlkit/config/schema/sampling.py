@@ -29,8 +29,7 @@ class SamplingConfig(Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature. 1 samples from the trained policy, as the policy gradient assumes."""
     top_p: Probability = 1.0
-    """Probability mass of nucleus sampling. 1 is off, because a lower value samples from another policy than the
-    trained policy."""
+    """Probability mass of nucleus sampling. 1 is off, because a lower value does not sample from the trained policy."""
     top_k: Annotated[int, Field(ge=-1)] = -1
     """Number of most likely tokens to sample from; -1 for all, for the same reason as `top_p`."""
     stop: list[str] | None = None
@@ -50,16 +49,16 @@ class WorkersConfig(Section):
     """Processes that run the code of environments; a number or `auto` is short for `count`."""
 
     runner: Literal["local", "ray"] = "local"
-    """`local` for processes on this machine; `ray` for actors on a Ray cluster: the one of `ray.init()` or of
-    RAY_ADDRESS, or else a local one."""
+    """`local` for processes on this machine; `ray` for actors on a Ray cluster. The cluster is that of `ray.init()`,
+    else of RAY_ADDRESS, else a new local cluster."""
     count: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], WrapValidator(_validate_count)] = "auto"
-    """Number of processes: 0 for the run's own, which is right for environments that mostly wait for the model; `auto`
-    for the processors of this machine or of the cluster, divided by `cpus`."""
+    """Number of processes. 0 plays rollouts in the process of the run, which suits environments that mostly wait for
+    the model. `auto` is the number of processors of this machine or of the cluster, divided by `cpus`."""
     cpus: Positive = 1
-    """Processors of a process: Ray reserves them, and numerical libraries use as many threads."""
+    """Processors of a process. Ray reserves them, and numerical libraries use this number of threads."""
     memory_mb: Positive | None = None
-    """Resident memory in MiB at which a process is replaced, without that of processes that it starts; by default its
-    share of 90 % of this machine's memory, and on a Ray cluster as Ray decides."""
+    """Resident memory in MiB at which a process is replaced. The memory of its child processes does not count. Null for
+    an equal share of 90 % of this machine's memory; on a Ray cluster, null lets Ray decide."""
 
     @model_validator(mode="after")
     def _check_use(self) -> Self:
@@ -94,8 +93,8 @@ class RolloutsConfig(Section):
     """Minimum episodes with a reward in a group; a group with fewer is dropped and replaced. Two are the minimum for a
     comparison; a group of size 1 needs one."""
     coalesce: Literal["single_turn", "always", "never"] = "single_turn"
-    """Groups that send their first turns as one request, which computes the prompt only once. All replies arrive
+    """Which groups send their first turns as one request. One request computes the prompt only once. Its replies arrive
     together, so a multi-turn rollout would wait for the longest reply."""
     endpoint_host: Annotated[str, Field(min_length=1)] | None = None
-    """Name or address of this machine for agents in containers and on other machines, which call the model at the
-    endpoint of their rollout. The endpoint then listens on all interfaces; null for this machine only."""
+    """Name or address of this machine, as seen by agents in containers and on other machines. These agents call the
+    model at the endpoint of their rollout. The endpoint then listens on all interfaces; null for this machine only."""

@@ -43,24 +43,24 @@ def _as_list(value: object) -> object:
 
 
 class SourceConfig(Section):
-    """Conversations to train on instead of rollouts, by the loss `cross_entropy`: those of files, or the episodes of a
-    run. Each counts as a group, so a step trains on `batch.groups` of them."""
+    """Conversations to train on with the loss `cross_entropy`, without rollouts. They come from files, or from the
+    episodes of a run. A conversation counts as a group, so a step trains on `batch.groups` conversations."""
 
     files: Annotated[
         Annotated[list[str], Field(min_length=1)] | None,
         BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
     ] = None
-    """File, or list of files, of JSON lines with `messages`, and optionally `tools`, in the shape of OpenAI's chat API.
-    A message may have `thinking`, and `weight: 0` not to be trained."""
+    """File or list of files of JSON lines. A line has `messages`, and optionally `tools`, in the format of OpenAI's
+    chat API. A message may have `thinking`. A message with `weight: 0` is not trained on."""
     run: str | None = None
-    """Name or directory of a run, whose episodes are trained on token for token; its tokenizer must be that of the
+    """Name or directory of a run. Its episodes are trained on token for token, so its tokenizer must be that of the
     model."""
     reward: str | None = None
-    """With `run`: rewards of the episodes to take, such as `>= 1`; null for all."""
+    """With `run`: condition on the reward of an episode, such as `>= 1`; null for all episodes."""
     newest: Positive | None = None
-    """With `run`: maximum number of episodes, the newest of them; null for all."""
+    """With `run`: number of newest episodes to train on; null for all."""
     roles: Annotated[tuple[Literal["assistant", "user", "system", "tool"], ...], Field(min_length=1)] = ("assistant",)
-    """With `files`: roles of the messages to train on. Only the model's own, because it will never write the others."""
+    """With `files`: roles of the messages to train on. Only `assistant`, because the model never writes other roles."""
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
@@ -84,8 +84,7 @@ class SourceConfig(Section):
 
 
 class WarmStartConfig(SourceConfig):
-    """Supervised steps before reinforcement, in addition to `steps`. The schedule of the learning rate begins anew
-    after them."""
+    """Supervised steps before reinforcement, in addition to `steps`. The learning-rate schedule restarts after them."""
 
     steps: Positive = 50
     """Number of supervised steps."""

@@ -11,14 +11,14 @@ from rlkit.config.schema.operation import PricesConfig
 
 
 class KLPenaltyConfig(Section):
-    """Penalty on each sampled token by its log-probability ratio to a reference model. It costs a pass of the reference
-    over every sequence. The penalties are centred in the group, so only differences between tokens matter."""
+    """Penalty on each sampled token, proportional to its log-probability ratio to a reference model. It costs a pass of
+    the reference over every sequence. Penalties are centred in the group, so only differences between tokens matter."""
 
     coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Advantage per nat of log-probability ratio. 0 is off, because on-policy LoRA training rarely drifts."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Discount of the penalties of later tokens, per token of distance. At 0, a token has only its own penalty, which
-    has the least variance."""
+    """Discount of the penalties of later tokens, per token of distance. 0 counts only the token's own penalty, because
+    this has the least variance."""
     reference: str = "base"
     """Reference model: `base` without an adapter, or the `tinker://…/sampler_weights/…` path of a checkpoint."""
 
@@ -35,23 +35,24 @@ class KLPenaltyConfig(Section):
 
 class TeacherConfig(Section):
     """Model of the service that the policy learns to imitate: on-policy distillation. Each sampled token gets the
-    advantage −weight · (log q − log p), with its probabilities q by the policy and p by the teacher. It costs a pass of
-    the teacher over every sequence."""
+    advantage −weight · (log q − log p). q is the policy's probability of the token, and p the teacher's. It costs a
+    pass of the teacher over every sequence."""
 
     model: str | None = None
     """Base model; its tokenizer must be that of the run's model. Null for the run's model."""
     checkpoint: str | None = None
     """`tinker://…/sampler_weights/…` path of a checkpoint of the model; null for the model itself."""
     prompt: str | None = None
-    """`package.module:name` or `file.py:name` of a function from the messages of a prompt to those that the teacher
-    sees, such as with a system prompt. Null for the same prompt."""
+    """`package.module:name` or `file.py:name` of a function that returns the teacher's messages for the messages of a
+    prompt. It can add a system prompt, for example. Null for the same prompt."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Advantage per nat of log-probability ratio; relative to the advantages of rewards, if there are any."""
+    """Advantage per nat of log-probability ratio. It is added to the advantages of rewards, if any."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Discount of the ratios of later tokens, per token of distance. At 0, a token has only its own ratio, which has
-    the least variance."""
+    """Discount of the ratios of later tokens, per token of distance. 0 counts only the token's own ratio, because this
+    has the least variance."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Largest absolute ratio of a token, in nats; null for no limit, because a rare token must stay rare."""
+    """Largest absolute log-probability ratio of a token, in nats; larger ratios are clipped. Null for no limit, because
+    tokens that are rare under the teacher must stay rare."""
     first_step: Positive = 1
     """First training step with the teacher."""
     last_step: Positive | None = None
