@@ -181,6 +181,7 @@ def _union(schema: Schema, description: str) -> Shape:
     # An option beside a section is its short form, such as a name.
     first = next((option for option in others if option.is_mapping), others[0])
     nullable = len(others) < len(options)
+    description = description or first.description
     return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
 
 

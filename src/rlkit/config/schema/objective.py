@@ -68,8 +68,8 @@ type LossConfig = Annotated[_LossChoice, BeforeValidator(_section, json_schema_i
 
 
 class LengthPenaltyConfig(Section):
-    """Penalty on the length of an episode, subtracted from its reward before advantages are estimated: 0 up to
-    `from_tokens`, `coefficient` from `to_tokens` on, linear in between. Recorded rewards do not change.
+    """Penalty on the length of an episode, subtracted from its reward before advantages are estimated. It is 0 up to
+    `from_tokens`, grows linearly, and is `coefficient` from `to_tokens` on. Recorded rewards do not change.
     """
 
     coefficient: Annotated[float, Field(ge=0)] = 0.0
