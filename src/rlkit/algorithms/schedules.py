@@ -80,9 +80,8 @@ class Async(Schedule):
     max_staleness: Positive = 1
     """Number of steps that rollouts may start ahead of the step that is trained next."""
     staleness: Literal["paced", "strict"] = "paced"
-    """`strict` trains groups in the order in which they started, with weights at most `max_staleness` steps old, so a
-    step waits for its slowest group. `paced` trains a slow group when it finishes; as many groups are in flight as
-    with `strict`."""
+    """`strict` trains groups in starting order, with weights at most `max_staleness` steps old, so a step waits for its
+    slowest group. `paced` trains a slow group when it finishes. Both keep the same number of groups in flight."""
 
     @property
     def steps_ahead(self) -> int:  # noqa: D102  inherited
