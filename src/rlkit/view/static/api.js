@@ -17,6 +17,8 @@ export class ApiError extends Error {
 /** Return the data of an API path. The same object is returned while the data does not change. */
 export const load = (path) => (isExport ? loadExported(path) : loadServed(path));
 
+export const loadAll = (...paths) => Promise.all(paths.map(load));
+
 async function loadServed(path) {
   const cached = cache.get(path);
   const headers = { Authorization: `Bearer ${token}` };

@@ -10,7 +10,7 @@ const FONT = "11px system-ui, sans-serif";
 const STEP_INTERVALS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 100000];
 
 /**
- * Draw a chart and return {node, close}.
+ * Return the node of a chart, which is drawn while it is on the page.
  * chart: title, x (steps), series, guides: [number], markers: [{step, last}], isLog, onStep(step), height, digits.
  * series: [{label, values, colour, low?, high?, raw?, parts?, area?, isStepped?, kind?, dash?}]; `raw` are values
  * before smoothing, `parts` before stacking, `area` is the colour below. Series of one label share an entry of the
@@ -29,16 +29,15 @@ export function drawChart(chart) {
     plot = new uPlot({ ...chartOptions(chart, host, showLegend), ...lines }, data, host);
     showLegend(null);
   };
-  const fit = () => (plot ? plot.setSize({ width: host.clientWidth, height: plot.height }) : redraw());
-  const observer = new ResizeObserver(fit);
-  observer.observe(host);
-  addEventListener("themechange", redraw);
-  const close = () => {
-    observer.disconnect();
-    removeEventListener("themechange", redraw);
-    plot?.destroy();
+  // The observer also tells that the chart has left the page.
+  const fit = () => {
+    if (!host.isConnected) plot = plot?.destroy();
+    else if (plot) plot.setSize({ width: host.clientWidth, height: plot.height });
+    else redraw();
   };
-  return { node, close };
+  new ResizeObserver(fit).observe(host);
+  host.addEventListener("themechange", redraw);
+  return node;
 }
 
 function describeChart({ title, x, series, digits }) {

@@ -32,6 +32,13 @@ export function envControl(rows, query) {
   return envs.length > 1 && choiceControl("Environment", "env", [["", "all"], ...envs.map((env) => [env, env])], query);
 }
 
+/** Return rows in the order of the chosen one of `sorts`: [value, label, key of a row, by which small ones are first]. */
+export function sortRows(rows, sorts, value) {
+  const [, , key] = sorts.find(([name]) => name === value) ?? sorts[0];
+  const compare = (a, b) => typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
+  return key ? rows.toSorted((a, b) => compare(key(a), key(b))) : rows;
+}
+
 /** Return a function that tells whether a text has all words of a search. */
 export function wordMatcher(search = "") {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);

@@ -1,7 +1,7 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { checkControl, choiceControl, emptyNote, field, h, joinIds, makeHash, navigate, replace, setQuery, splitIds,
+import { checkControl, choiceControl, emptyNote, field, h, joinIds, navigate, replace, runHash, setQuery, splitIds,
   textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const MATCHES = 40;
@@ -9,19 +9,13 @@ const STACK_COLOURS = ["--c0", "--c2", "--c1"];
 const DASHES = [[], [7, 4], [2, 3]]; // of the series of a panel, if the colours tell runs apart
 
 /**
- * Return {node, requery, refresh, close} of the curves.
+ * Return {node, requery, refresh} of the curves.
  * sources: [{run, metrics}] with `metrics` as the API returns them; several are overlaid.
  */
 export function drawCurves(sources, query) {
   const grid = h("div.chart-grid");
   const controls = h("div.toolbar");
-  let charts = [];
-  const close = () => charts.forEach((chart) => chart.close());
-  const draw = () => {
-    close();
-    charts = choosePanels(sources, query).map((panel) => drawPanel(panel, sources, query));
-    replace(grid, charts.map((chart) => chart.node));
-  };
+  const draw = () => replace(grid, choosePanels(sources, query).map((panel) => drawPanel(panel, sources, query)));
   const drawControls = () => replace(controls, listControls(allMetrics(sources), query));
   drawControls();
   draw();
@@ -38,7 +32,6 @@ export function drawCurves(sources, query) {
       if (after !== before) drawControls();
       draw();
     },
-    close,
   };
 }
 
@@ -106,7 +99,7 @@ function drawPanel(panel, sources, query) {
 
 function openStep(run, panel, step) {
   const [kind, steps] = panel.isEvaluation ? ["evaluation", run.evaluations] : ["step", run.steps_recorded];
-  if (steps.includes(step)) navigate(makeHash(["run", run.id, kind, String(step)]));
+  if (steps.includes(step)) navigate(runHash(run.id, kind, step));
 }
 
 /** Return a series for each run and each series of a panel; only those of a single run have bands. */

@@ -3,6 +3,7 @@ import { isExport } from "rlkit/api";
 import { h } from "rlkit/dom";
 
 const MAX_HEIGHT_PX = 4000;
+let shown = {}; // the frame of the page, and the message that it gets
 
 /**
  * Return a frame that shows `view`: {html}, or {script} that draws into its document and finds the episode in the
@@ -13,16 +14,16 @@ export function drawFrame(view, episode) {
   const frame = h("iframe.renderer", { title: "Renderer of the environment" });
   frame.setAttribute("sandbox", "allow-scripts");
   const scheme = getComputedStyle(document.documentElement).colorScheme;
-  const message = { ...view, episode: view.script ? episode : null, scheme };
-  const listen = (event) => {
-    if (event.source !== frame.contentWindow || !event.data) return;
-    if (event.data.ready) frame.contentWindow.postMessage(message, "*");
-    const { height } = event.data;
-    if (!Number.isFinite(height)) return;
-    frame.style.setProperty("height", `${Math.max(80, Math.min(MAX_HEIGHT_PX, height + 2))}px`);
-  };
-  addEventListener("message", listen);
+  shown = { frame, message: { ...view, episode: view.script ? episode : null, scheme } };
   if (isExport) frame.srcdoc = globalThis.rlkitData.frame;
   else frame.src = "frame.html";
-  return { node: frame, close: () => removeEventListener("message", listen) };
+  return frame;
 }
+
+addEventListener("message", ({ source, data }) => {
+  const { frame, message } = shown;
+  if (!source || source !== frame?.contentWindow || !data) return;
+  if (data.ready) source.postMessage(message, "*");
+  if (!Number.isFinite(data.height)) return;
+  frame.style.setProperty("height", `${Math.max(80, Math.min(MAX_HEIGHT_PX, data.height + 2))}px`);
+});

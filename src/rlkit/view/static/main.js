@@ -3,38 +3,27 @@ import { ApiError, isExport, load } from "rlkit/api";
 import { h, markInvisible, replace } from "rlkit/dom";
 import { attempt } from "rlkit/format";
 import { listenToKeys } from "rlkit/keys";
-import { showCompare } from "rlkit/pages/compare";
-import { showDiscovery } from "rlkit/pages/discovery";
-import { showEpisode } from "rlkit/pages/episode";
-import { showEvaluations } from "rlkit/pages/evaluations";
-import { showGroup } from "rlkit/pages/group";
-import { showRun } from "rlkit/pages/run";
-import { showRuns } from "rlkit/pages/runs";
-import { showStep } from "rlkit/pages/step";
-import { showTask } from "rlkit/pages/task";
-import { showTasks } from "rlkit/pages/tasks";
 import { apiPath, makeHash, parseHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
 const POLL_MS = 2000;
 const THEMES = ["auto", "light", "dark"];
 
-// A page is a function (parts, query) → view. A view has `node` and `title`; it may have `crumbs`,
-// `up`, `previous`, `next` (hashes), `watch` (a path of the API) with `refresh(data)`
-// and `watched`, the data of it that the view shows,
-// `requery(query)` if it can follow a change of the query, and `close()`.
-const PAGES = [
-  [/^$/, showRuns],
-  [/^compare\/[^/]+$/, showCompare],
-  [/^run\/[^/]+$/, showRun],
-  [/^run\/[^/]+\/tasks$/, showTasks],
-  [/^run\/[^/]+\/task\/[^/]+\/[^/]+$/, showTask],
-  [/^run\/[^/]+\/evaluations$/, showEvaluations],
-  [/^run\/[^/]+\/discovery$/, showDiscovery],
-  [/^run\/[^/]+\/(step|evaluation)\/\d+$/, showStep],
-  [/^run\/[^/]+\/(step|evaluation)\/\d+\/group\/\d+$/, showGroup],
-  [/^run\/[^/]+\/(step|evaluation)\/\d+\/episode\/\d+\/\d+\/\d+$/, showEpisode],
-];
+// The addresses of the module of each page. Its default is a function (parts, query) → view. A view has `node` and
+// `title`; it may have `crumbs`, `up`, `previous`, `next` (hashes), `watch` (a path of the API) with `refresh(data)`
+// and `watched`, the data of it that the view shows, and `requery(query)` if it can follow a change of the query.
+const PAGES = {
+  runs: /^$/,
+  compare: /^compare\/[^/]+$/,
+  run: /^run\/[^/]+$/,
+  tasks: /^run\/[^/]+\/tasks$/,
+  task: /^run\/[^/]+\/task\/[^/]+\/[^/]+$/,
+  evaluations: /^run\/[^/]+\/evaluations$/,
+  discovery: /^run\/[^/]+\/discovery$/,
+  step: /^run\/[^/]+\/(step|evaluation)\/\d+$/,
+  group: /^run\/[^/]+\/(step|evaluation)\/\d+\/group\/\d+$/,
+  episode: /^run\/[^/]+\/(step|evaluation)\/\d+\/episode\/\d+\/\d+\/\d+$/,
+};
 
 const [main, crumbs, neighbours, connection, announcement, themeButton, keysButton, help] =
   ["main", "crumbs", "neighbours", "connection", "announcement", "theme", "keys", "help"].map((id) =>
@@ -51,8 +40,7 @@ async function showPage() {
   if (view) scrolls.set(viewPath, scrollY);
   main.setAttribute("aria-busy", "true");
   const nextView = await openView(path, parts, query);
-  if (turn !== navigation) return nextView.close?.();
-  view?.close?.();
+  if (turn !== navigation) return;
   const isFirst = !view;
   [view, viewPath] = [nextView, path];
   watchedData = view.watched ?? (view.watch ? await load(view.watch).catch(() => null) : null);
@@ -68,10 +56,11 @@ async function showPage() {
 }
 
 async function openView(path, parts, query) {
-  const page = PAGES.find(([pattern]) => pattern.test(path));
+  const name = Object.keys(PAGES).find((page) => PAGES[page].test(path));
   try {
-    if (!page) throw new ApiError(404, `There is no page ${path}.`);
-    return await page[1](parts, query);
+    if (!name) throw new ApiError(404, `There is no page ${path}.`);
+    const { default: showPageOf } = await import(`rlkit/pages/${name}`);
+    return await showPageOf(parts, query);
   } catch (error) {
     if (!error.status) console.error(error);
     return makeFailure(error, parts);
@@ -134,7 +123,11 @@ function switchTheme() {
   const theme = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
   findStorage()?.setItem("rlkit-theme", theme);
   applyTheme(theme);
-  dispatchEvent(new Event("themechange"));
+  redrawCharts();
+}
+
+function redrawCharts() {
+  for (const plot of document.querySelectorAll(".plot")) plot.dispatchEvent(new Event("themechange"));
 }
 
 /** Return the storage of the browser; a page in a frame without origin has none, and keeps no theme. */
@@ -147,7 +140,7 @@ listenToKeys(() => view, switchTheme);
 document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));
 addEventListener("click", (event) => event.target.closest?.("a[href^='#']") && (followsLink = true), true);
 addEventListener("hashchange", showPage);
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("themechange")));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 if (!isExport) {
   pollForever();
   document.addEventListener("visibilitychange", poll);

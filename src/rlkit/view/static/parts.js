@@ -1,7 +1,7 @@
 /** Small parts that several pages share: badges, chips, facts, sections. */
 import { h, replace } from "rlkit/dom";
 import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/format";
-import { makeHash } from "rlkit/route";
+import { runHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
 const TONES = { running: "live", completed: "good", failed: "bad", dead: "bad" };
@@ -31,7 +31,7 @@ export const memberName = ({ member, attempt }) => `Member ${member}${attempt > 
 
 /** Return the environment of an episode or a group, and a link to its task. */
 export const taskLead = (runId, { env, task }) =>
-  [textLine(env), " · ", h("a", { href: makeHash(["run", runId, "task", env, task]) }, "this task across steps")];
+  [textLine(env), " · ", h("a", { href: runHash(runId, "task", env, task) }, "this task across steps")];
 
 /** Return a chip with the reward of a member of a group. It is a link if `href` is given. */
 export function rewardChip({ member, attempt, reward, advantage, tokens, status, cut, masked }, range, href = null) {

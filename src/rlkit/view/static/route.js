@@ -17,6 +17,8 @@ export function makeHash(parts, query = {}) {
   return `#/${apiPath(...parts)}${text ? `?${text}` : ""}`;
 }
 
+export const runHash = (id, ...parts) => makeHash(["run", id, ...parts]);
+
 export const apiPath = (...parts) => parts.map(encodeURIComponent).join("/");
 
 /** Return ids as one text; an id may have commas itself. */

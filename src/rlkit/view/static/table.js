@@ -17,7 +17,7 @@ export function makeTable(label, heads, rows = []) {
 
 /**
  * Return a table as `makeTable`, with show(items, emptyText), which draws as many rows as it had, and others when the
- * end comes into view, and close().
+ * end comes into view.
  */
 export function makeList(label, heads, drawRow) {
   const table = makeTable(label, heads);
@@ -40,7 +40,7 @@ export function makeList(label, heads, drawRow) {
     drawMore(count);
     if (!items.length) body.append(h("tr", h("td.empty", { colSpan: 20 }, emptyText)));
   };
-  return { ...table, show, close: () => observer.disconnect() };
+  return { ...table, show };
 }
 
 /** Return a row of cells: contents, or [content, class]. The keys j, k and Enter use the first link in it. */

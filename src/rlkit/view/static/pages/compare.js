@@ -1,12 +1,12 @@
 /** Several runs: curves overlaid, results side by side, and the difference of their configurations. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
 import { apiPath, emptyNote, errorBlock, h, makeHash, makeHeadedRow, makeTable, replace, section, splitIds, swatch,
   textLine } from "rlkit/ui";
 
-export async function showCompare([, list], query) {
+export default async function showCompare([, list], query) {
   const ids = splitIds(list);
   const results = await Promise.allSettled(ids.map(loadSource));
   let sources = results.flatMap(({ value }) => value ?? []);
@@ -28,13 +28,12 @@ export async function showCompare([, list], query) {
   const difference = drawDifference(sources.map(({ run }) => run));
   const node = h("div.page", h("h1", "Compare runs"), failures, summary, curves.node, difference);
   const crumbs = [["Runs", "#/"], [`Compare ${ids.length}`, makeHash(["compare", list])]];
-  const { requery, close } = curves;
   const up = makeHash([], { select: list });
-  return { title: "Compare runs", node, crumbs, up, watch: "runs", refresh, requery, close };
+  return { title: "Compare runs", node, crumbs, up, watch: "runs", refresh, requery: curves.requery };
 }
 
 async function loadSource(id) {
-  const [run, metrics] = await Promise.all([load(apiPath("run", id)), load(apiPath("run", id, "metrics"))]);
+  const [run, metrics] = await loadAll(apiPath("run", id), apiPath("run", id, "metrics"));
   return { run, metrics };
 }
 

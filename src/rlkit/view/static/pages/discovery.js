@@ -1,32 +1,26 @@
 /** A search for constructions: its records with drawings, and the tree of its states. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHash, makeHeadedRow, makeRunView, makeTable,
-  plural, replace, section, textBlock, textLine } from "rlkit/ui";
+import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHeadedRow, makeRunView, makeTable, plural,
+  replace, runHash, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
 const DIGITS = 7;
 
-export async function showDiscovery([, id]) {
+export default async function showDiscovery([, id]) {
   const path = apiPath("run", id, "discovery");
-  const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
+  const [run, data] = await loadAll(apiPath("run", id), path);
   const body = h("div.stack");
   const articles = new Map(); // what a record says → its article, which stays as it was opened
-  let charts = [];
-  const close = () => charts.forEach((chart) => chart.close());
   const draw = ({ searches }) => {
-    close();
-    const progress = searches.map((search) => drawProgress(search, run.step));
-    charts = progress.filter(Boolean);
-    const sections = searches.map((search, index) => drawSearch(run, search, progress[index]?.node, articles));
+    const sections = searches.map((search) => drawSearch(run, search, articles));
     replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
   draw(data);
   const content = [h("h1", "Discovery"), body];
-  const following = { watch: path, watched: data, refresh: draw, close };
-  return makeRunView(run, "discovery", [["Discovery", ["discovery"]]], content, following);
+  return makeRunView(run, "discovery", [["Discovery", "discovery"]], content, { watch: path, watched: data, refresh: draw });
 }
 
 /** Return the chart of the best value after each step, or null if no record has a step. */
@@ -44,7 +38,7 @@ function drawProgress({ records, sign, symbol }, lastStep) {
   return drawChart({ title: `${symbol}, record by step`, x: [...bests.keys()], series, height: 180, digits: DIGITS });
 }
 
-function drawSearch(run, search, chart, articles) {
+function drawSearch(run, search, articles) {
   const { env, problem, symbol, records, states, sign, known: knownResults } = search;
   const best = records.reduce((top, record) => (sign * record.value > sign * top.value ? record : top));
   const drawOnce = (record, isBest) => {
@@ -59,7 +53,7 @@ function drawSearch(run, search, chart, articles) {
     h("div.headlines", headline),
     factList([["Known", knownResults && textBlock(knownResults, "plain")], ["Records", String(records.length)],
       ["States", String(states.length)]]),
-    chart, h("h3", plural(records.length, "record")),
+    drawProgress(search, run.step), h("h3", plural(records.length, "record")),
     h("div.records", records.toReversed().map((record) => drawOnce(record, record === best))),
     states.length > 0 && drawStates(states, sign, symbol));
 }
@@ -71,8 +65,8 @@ function drawRecord(run, env, symbol, record, isBest) {
     ? h("div.construction", drawImage(record.picture))
     : valuesPicture(values, `Construction with ${title}`);
   const origin = [
-    isKnown(step) && h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, `step ${step}`),
-    task && h("a", { href: makeHash(["run", run.id, "task", env, task]) }, textLine(task, 40)),
+    isKnown(step) && h("a", { href: runHash(run.id, "step", step) }, `step ${step}`),
+    task && h("a", { href: runHash(run.id, "task", env, task) }, textLine(task, 40)),
     parent && h("span", "from ", textLine(parent, 40)),
   ].filter(Boolean);
   return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },

@@ -1,5 +1,5 @@
 /** An episode: its conversation, its exact tokens, its files, and the renderer of its environment. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawImage, drawMessages } from "rlkit/chat";
 import { drawFiles } from "rlkit/files";
 import { drawFrame } from "rlkit/frame";
@@ -9,45 +9,42 @@ import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, 
   makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace, tabLinks,
   taskLead, textLine, trainingFacts } from "rlkit/ui";
 
-export async function showEpisode([, id, kind, step, , ...place], query) {
-  const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step, "episode", ...place)];
-  const [run, first] = await Promise.all([load(runPath), load(path)]);
-  let [episode, state] = [first, query];
-  const at = (other, changed) => other && makeHash(["run", id, kind, step, "episode", ...other.map(String)], changed);
+export default async function showEpisode([, id, kind, step, , ...place], query) {
+  const path = apiPath("run", id, kind, step, "episode", ...place);
+  const [run, first] = await loadAll(apiPath("run", id), path);
+  let [episode, state, shown] = [first, query, {}];
+  const at = (other, changed) => other && makeHash(["run", id, kind, step, "episode", ...other], changed);
   const [head, tabs, body] = [h("div"), h("div"), h("div.episode-body")];
-  const shown = { view: null, colour: () => {}, close: () => {} };
   const requery = (changed) => {
     state = changed;
     const views = listViews(episode);
     const view = views.some(([key]) => key === state.view) ? state.view : "chat";
-    if (view === shown.view) return shown.colour(colouringOf(state));
+    if (view === shown.view) return shown.colour?.(colouringOf(state));
     const hrefOf = (changes) => at(place, { ...state, ...changes });
     const links = views.map(([key, label]) => [key, label, hrefOf({ view: key === "chat" ? null : key })]);
     replace(tabs, tabLinks("Views of the episode", links, view));
-    shown.close();
-    const { node, colour = () => {}, close = () => {} } = drawView(view, episode, path, state);
-    Object.assign(shown, { view, colour, close });
+    shown = { view, ...drawView(view, episode, path, state) };
     const hasTree = (view === "chat" || view === "tokens") && episode.turns.length > 1;
     body.classList.toggle("with-tree", hasTree);
     const goTo = (turn) => (setQuery({ turn }), scrollToTurn(turn));
-    replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goTo), h("div", node));
+    replace(body, hasTree && drawTree(episode, (turn) => hrefOf({ turn }), goTo), h("div", shown.node));
   };
   const [position, member, attempt] = place.map(Number);
   const title = memberName({ member, attempt });
   const draw = () => {
     replace(head, drawHead(id, episode, title));
-    shown.view = null;
+    shown = {};
     requery(state);
   };
   draw();
   const update = (latest) => ((episode = latest), draw());
-  const group = [`Group ${position}`, [kind, step, "group", String(position)]];
-  const places = [stepPlace(kind, step), group, [title, [kind, step, "episode", ...place]]];
+  const group = [`Group ${position}`, kind, step, "group", position];
+  const places = [stepPlace(kind, step), group, [title, kind, step, "episode", ...place]];
   const { previous, next } = episode.neighbours;
   const kept = { view: query.view, colour: query.colour };
   return makeRunView(run, kind, places, [head, tabs, body], {
-    previous: at(previous, kept), next: at(next, kept), path, data: first, update, requery,
-    opened: () => scrollToTurn(query.turn), close: () => shown.close(),
+    previous: at(previous, kept), next: at(next, kept), paths: [path], data: [first], update, requery,
+    opened: () => scrollToTurn(query.turn),
   });
 }
 
@@ -57,11 +54,11 @@ const listViews = ({ turns, files, view }) => [
   files?.length && ["files", `Files (${files.length})`], view && ["env", "Environment's view"],
 ].filter(Boolean);
 
-/** Return {node} of a view, with colour(key) and close() if it has them. */
+/** Return {node} of a view, with colour(key) if it has colours. */
 function drawView(view, episode, path, query) {
   if (view === "tokens") return drawTokens(episode, drawTurnHead, colouringOf(query));
   if (view === "files") return { node: drawFiles(path, episode.files) };
-  return view === "env" ? drawFrame(episode.view, episode) : { node: drawChat(episode) };
+  return { node: view === "env" ? drawFrame(episode.view, episode) : drawChat(episode) };
 }
 
 function drawHead(id, episode, title) {

@@ -1,28 +1,28 @@
 /** Evaluations of a run: scores with their intervals, by label and by task. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { intervalBar } from "rlkit/plots";
-import { apiPath, choiceControl, emptyNote, field, formatReward, h, isKnown, keepFocus, makeHash, makeHeadedRow,
-  makeList, makeRow, makeRunView, makeTable, pageHead, plural, replace, replaceOptions, rewardClass, section, selectBox,
-  setQuery, textControl, textLine } from "rlkit/ui";
+import { apiPath, choiceControl, emptyNote, field, formatReward, h, isKnown, makeHeadedRow, makeList, makeRow,
+  makeRunView, makeTable, pageHead, plural, replace, replaceOptions, rewardClass, runHash, section, selectBox, setQuery,
+  sortRows, textControl, textLine, wordMatcher } from "rlkit/ui";
 
-const ORDERS = [["", "as recorded"], ["better", "most improved"], ["worse", "most worsened"]];
+const ORDERS = [
+  ["", "as recorded"], ["better", "most improved", ({ change }) => -change],
+  ["worse", "most worsened", ({ change }) => change],
+];
 const LOW = /^eval\/([^/]+)\/(?:(.+\/.+)\/)?(.+)\/low$/; // environment, label and its value, name of the score
 
-export async function showEvaluations([, id], query) {
-  const [runPath, metricsPath, path] = [[], ["metrics"], ["evaluations"]].map((part) => apiPath("run", id, ...part));
-  const loadEnvs = async () => summariseEnvs(...(await Promise.all([load(metricsPath), load(path)])));
-  const [run, first] = await Promise.all([load(runPath), loadEnvs()]);
-  let [envs, parts] = [first, []];
+export default async function showEvaluations([, id], query) {
+  const paths = ["metrics", "evaluations"].map((part) => apiPath("run", id, part));
+  const [run, ...data] = await loadAll(apiPath("run", id), ...paths);
+  let [envs, parts] = [summariseEnvs(...data), []];
   const picker = selectBox([], "", (at) => setQuery({ at }));
   const controls = h("div.toolbar", field("Evaluation", picker), textControl("Task", "q", query),
     choiceControl("Sort tasks", "order", ORDERS, query));
   const body = h("div.stack");
-  const close = () => parts.forEach((part) => part.close());
   const listSteps = () => [...new Set(envs.flatMap(({ rows }) => rows.map(({ step }) => step)))].sort((a, b) => a - b);
   const draw = () => {
-    close();
     parts = envs.map((each) => drawEnv(run, each, query));
     replace(body, parts.length ? parts.map(({ node }) => node) : emptyNote("No evaluation is recorded."));
     const steps = listSteps().map((step) => [String(step), `step ${step}`]);
@@ -34,14 +34,14 @@ export async function showEvaluations([, id], query) {
     if (isNew) draw();
     else parts.forEach((part) => part.filter(query));
   };
-  const refresh = async () => {
+  const update = (...latest) => {
     const count = listSteps().length;
-    envs = await loadEnvs();
-    if (listSteps().length !== count) keepFocus(body, draw);
+    envs = summariseEnvs(...latest);
+    if (listSteps().length !== count) draw();
   };
   draw();
   const content = [pageHead("Evaluations", null, controls), body];
-  return makeRunView(run, "evaluation", [["Evaluations", ["evaluations"]]], content, { refresh, requery, close });
+  return makeRunView(run, "evaluation", [["Evaluations", "evaluations"]], content, { paths, data, update, requery });
 }
 
 /** Return {env, tasks, rows} of each environment; a row is the score of an evaluation, with those of its labels. */
@@ -77,12 +77,12 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const onStep = (at) => setQuery({ at });
   const chart = drawChart({ title: metric, x: column("step"), height: 200, onStep, series });
   const table = drawTasks(run, env, tasks, column("step"), query);
-  const link = h("a", { href: makeHash(["run", run.id, "evaluation", String(step)]) }, "all groups");
+  const link = h("a", { href: runHash(run.id, "evaluation", step) }, "all groups");
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;
   const score = h("p.lead",
     `Step ${step}: `, h("b", formatReward(mean)), range, ` over ${plural(episodes, "episode")} · `, link);
-  const node = section(textLine(env), score, rows.length > 1 && chart.node, drawLabels(env, labels), table.node);
-  return { node, filter: table.filter, close: () => (chart.close(), table.close()) };
+  const node = section(textLine(env), score, rows.length > 1 && chart, drawLabels(env, labels), table.node);
+  return { node, filter: table.filter };
 }
 
 function drawLabels(env, labels) {
@@ -103,17 +103,16 @@ function drawTasks(run, env, tasks, steps, query) {
   });
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
   const drawTask = ({ id, means }) => makeRow([
-    h("a.row-link", { href: makeHash(["run", run.id, "task", env, id]) }, textLine(id, 80)),
+    h("a.row-link", { href: runHash(run.id, "task", env, id) }, textLine(id, 80)),
     ...means.map((mean) =>
       [h("span", { class: `chip ${rewardClass(mean, range)}` }, isKnown(mean) && formatReward(mean)), "cell"]),
   ]);
   const list = makeList(`Tasks of ${env}`, ["Task", ...steps.map((step) => [String(step), "cell"])], drawTask);
   list.node.classList.add("matrix");
-  const filter = ({ q = "", order }) => {
-    const matches = all.filter(({ id }) => id.toLowerCase().includes(q.toLowerCase()));
-    if (order) matches.sort((a, b) => (order === "worse" ? a.change - b.change : b.change - a.change));
-    list.show(matches, "No task matches.");
+  const filter = ({ q, order }) => {
+    const isMatch = wordMatcher(q);
+    list.show(sortRows(all.filter(({ id }) => isMatch(id)), ORDERS, order), "No task matches.");
   };
   filter(query);
-  return { ...list, filter };
+  return { node: list.node, filter };
 }

@@ -1,19 +1,19 @@
 /** A group: the shared prompt once, the replies side by side in the order of their advantages. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
 import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
-  h, isKnown, joinFacts, makeHash, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
-  rewardChip, rewardRange, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
+  h, isKnown, joinFacts, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions, rewardChip,
+  rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
   trainingFacts } from "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
 const OPEN_PROMPT_CHARS = 4000;
 
-export async function showGroup([, id, kind, step, , position], query) {
-  const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step, "group", position)];
-  const [run, first, { groups }] = await Promise.all([load(runPath), load(path), load(apiPath("run", id, kind, step))]);
-  const at = (...parts) => makeHash(["run", id, kind, step, ...parts.map(String)]);
+export default async function showGroup([, id, kind, step, , position], query) {
+  const [stepPath, path] = [[], ["group", position]].map((parts) => apiPath("run", id, kind, step, ...parts));
+  const [run, first, { groups }] = await loadAll(apiPath("run", id), path, stepPath);
+  const at = (...parts) => runHash(id, kind, step, ...parts);
   const [head, picker] = [h("div"), makePicker()];
   const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
   const articles = new Map(); // key of a reply → its article, which stays as it was opened
@@ -43,8 +43,9 @@ export async function showGroup([, id, kind, step, , position], query) {
   ];
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
-  const places = [stepPlace(kind, step), [`Group ${position}`, [kind, step, "group", position]]];
-  const view = makeRunView(run, kind, places, content, { previous, next, requery, path, data: first, update });
+  const places = [stepPlace(kind, step), [`Group ${position}`, kind, step, "group", position]];
+  const following = { previous, next, requery, paths: [path], data: [first], update };
+  const view = makeRunView(run, kind, places, content, following);
   view.node.classList.add("wide");
   return view;
 }

@@ -1,13 +1,13 @@
 /** A run: where it started and is now, findings, curves, configuration. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h,
-  joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, section, statusBadge, textBlock,
-  textLine } from "rlkit/ui";
+  joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge,
+  textBlock, textLine } from "rlkit/ui";
 
-export async function showRun([, id], query) {
+export default async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];
-  let [run, metrics] = await Promise.all([load(path), load(metricsPath)]);
+  let [run, metrics] = await loadAll(path, metricsPath);
   const [head, findings, charts, checkpoints, config] = Array.from({ length: 5 }, () => h("div"));
   const curves = drawCurves([{ run, metrics }], query);
   let shownSettings = null;
@@ -23,16 +23,15 @@ export async function showRun([, id], query) {
     shownSettings = settings;
   };
   draw();
-  const refresh = async (changed) => {
-    const latest = await load(metricsPath);
-    const isNew = latest !== metrics;
-    [run, metrics] = [changed, latest];
+  const refresh = (changed) => ((run = changed), draw());
+  const update = (latest) => {
+    metrics = latest;
     draw();
-    if (isNew) curves.refresh([{ run, metrics }]);
+    curves.refresh([{ run, metrics }]);
   };
-  const { requery, close } = curves;
   const content = [head, findings, charts, h("div", checkpoints, config)];
-  return makeRunView(run, "run", [], content, { refresh, requery, close });
+  const following = { paths: [metricsPath], data: [metrics], refresh, update, requery: curves.requery };
+  return makeRunView(run, "run", [], content, following);
 }
 
 function drawHead(run) {
@@ -69,7 +68,7 @@ function drawFindings(run) {
     const place = last && last !== step ? `steps ${step}–${last}` : `step ${step}`;
     const isRecorded = run.steps_recorded.includes(step);
     return h("li", { dataset: { row: "" } },
-      h("div.where", isRecorded ? h("a", { href: makeHash(["run", run.id, "step", String(step)]) }, place) : place),
+      h("div.where", isRecorded ? h("a", { href: runHash(run.id, "step", step) }, place) : place),
       h("div", h("strong", textLine(name.replaceAll("_", " "))),
         env && env !== "all" && h("span.tag", textLine(env)),
         textBlock(text, "plain"), action && h("div.sub", textBlock(action, "plain"))));

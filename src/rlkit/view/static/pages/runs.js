@@ -1,14 +1,17 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinIds, keepFocus,
-  makeHash, makeList, makeRow, pageHead, plural, replace, setQuery, splitIds, statusBadge, textControl, textLine,
-  wordMatcher } from "rlkit/ui";
+  makeHash, makeList, makeRow, pageHead, plural, replace, runHash, setQuery, sortRows, splitIds, statusBadge,
+  textControl, textLine, wordMatcher } from "rlkit/ui";
 
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
   ...["Tokens", "Cost", "Updated"].map((head) => [head, "num extra"])];
-const SORTS = [["", "newest"], ["reward", "reward"], ["name", "name"], ["usd", "cost"]];
+const SORTS = [
+  ["", "newest"], ["reward", "reward", ({ reward }) => -(reward?.[1] ?? -Infinity)], ["name", "name", ({ name }) => name],
+  ["usd", "cost", ({ usd }) => -(usd ?? -Infinity)],
+];
 
-export async function showRuns(_parts, query) {
+export default async function showRuns(_parts, query) {
   let { folder, runs } = await load("runs");
   const selected = new Set(splitIds(query.select ?? ""));
   const summary = h("p.lead", { role: "status" });
@@ -25,7 +28,7 @@ export async function showRuns(_parts, query) {
   const list = makeList("Runs", HEADS, (run) => drawRun(run, drawBox(run)));
   const draw = () => {
     const isMatch = wordMatcher(query.q);
-    const chosen = sortRuns(runs.filter((run) => isMatch(describeRun(run))), query.sort);
+    const chosen = sortRows(runs.filter((run) => isMatch(describeRun(run))), SORTS, query.sort);
     const live = runs.filter((run) => run.live).length;
     const count = `${plural(chosen.length, "run")}${live ? `, ${live} live` : ""}`;
     replace(summary, h("span.mono", textLine(folder)), ` · ${count}`);
@@ -42,17 +45,11 @@ export async function showRuns(_parts, query) {
     if (isNew) draw();
   };
   const refresh = (data) => (({ folder, runs } = data), keepFocus(list.body, draw));
-  return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery, close: list.close };
+  return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery };
 }
 
 const describeRun = ({ name, id, model, status, kind, reason, envs, tags }) =>
   [name, id, model, status, kind, reason, ...envs, ...tags].join(" ");
-
-function sortRuns(runs, sort) {
-  const key = { reward: (run) => run.reward?.[1] ?? -Infinity, usd: (run) => run.usd ?? -Infinity }[sort];
-  if (key) return runs.toSorted((a, b) => key(b) - key(a));
-  return sort === "name" ? runs.toSorted((a, b) => a.name.localeCompare(b.name)) : runs;
-}
 
 function drawSelection(node, selected) {
   const href = makeHash(["compare", joinIds(selected)]);
@@ -62,7 +59,7 @@ function drawSelection(node, selected) {
 
 /** Return a run as a row of a table with `HEADS`; `mark` is before its name. */
 export function drawRun(run, mark) {
-  const link = h("a.row-link", { href: makeHash(["run", run.id]) }, textLine(run.name, 80));
+  const link = h("a.row-link", { href: runHash(run.id) }, textLine(run.name, 80));
   const tags = [run.kind !== "rlkit" && run.kind, ...run.tags].filter(Boolean);
   const subject = [run.model, run.envs.join(", ")].filter(Boolean).join(" · ");
   const reason = run.reason && h("div.sub.reason", textLine(run.reason, 120));

@@ -1,14 +1,13 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
-import { isExport, load } from "rlkit/api";
-import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, makeHash,
-  makeList, makeRow, makeRunView, meanReward, navigate, pageHead, plural, replace, replaceOptions, rewardChip,
-  rewardRange, selectBox, stepPlace, tellTaught, textControl, textLine } from "rlkit/ui";
+import { isExport, load, loadAll } from "rlkit/api";
+import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, makeList,
+  makeRow, makeRunView, meanReward, navigate, pageHead, plural, replace, replaceOptions, rewardChip, rewardRange,
+  runHash, selectBox, sortRows, stepPlace, tellTaught, textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
 const LEGEND = { r4: "high", r0: "low", cut: "cut at a limit", masked: "not trained on", failed: "failed" };
 
-/** Sorts of the groups: key, label, and the number of a group that orders them. */
 const SORTS = [
   ["", "as played", ({ position }) => position],
   ["failures", "failures first", (group) => -countFailures(group)],
@@ -18,11 +17,11 @@ const SORTS = [
   ["tokens", "most tokens", (group) => -countTokens(group)],
 ];
 
-export async function showStep([, id, kind, step], query) {
+export default async function showStep([, id, kind, step], query) {
   const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step)];
-  const [run, data] = await Promise.all([load(runPath), load(path)]);
+  const [run, data] = await loadAll(runPath, path);
   const { groups } = data;
-  const at = (...parts) => makeHash(["run", id, kind, ...parts.map(String)]);
+  const at = (...parts) => runHash(id, kind, ...parts);
   const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts) };
   const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
   const summary = h("p.lead", { role: "status" });
@@ -53,8 +52,8 @@ export async function showStep([, id, kind, step], query) {
   const head = pageHead(place[0], summary, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
   const content = [head, drawFilters(groups, query), list.node, h("p.chips", legend)];
-  const view = makeRunView(run, kind, [place], content,
-    { refresh: showSteps, path, data, update, requery, close: list.close });
+  const following = { refresh: showSteps, paths: [path], data: [data], update, requery };
+  const view = makeRunView(run, kind, [place], content, following);
   showSteps(run);
   return view;
 }
@@ -90,15 +89,14 @@ function memberMatcher({ status, low, high, cut }) {
 
 function filterGroups({ groups, query, matches }) {
   const matchesMember = memberMatcher(query);
-  const words = (query.task ?? "").toLowerCase();
+  const isMatch = wordMatcher(query.task);
   return groups.filter((group) => (!query.env || group.env === query.env) && (!query.mixed || isMixed(group))
-    && (!query.taught || group.taught) && `${group.env} ${group.task}`.toLowerCase().includes(words)
+    && (!query.taught || group.taught) && isMatch(`${group.env} ${group.task}`)
     && (!matches || matches.has(group.position)) && group.members.some(matchesMember));
 }
 
 function drawGroups(state, list, summary) {
-  const [, , key] = SORTS.find(([name]) => name === state.query.sort) ?? SORTS[0];
-  const groups = filterGroups(state).sort((a, b) => key(a) - key(b));
+  const groups = sortRows(filterGroups(state), SORTS, state.query.sort);
   const total = groups.length === state.groups.length ? "" : ` of ${state.groups.length}`;
   const episodes = plural(groups.reduce((sum, { members }) => sum + members.length, 0), "episode");
   const taught = state.kind === "step" ? `, ${groups.filter((group) => group.taught).length} taught` : "";

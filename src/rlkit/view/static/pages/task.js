@@ -1,44 +1,37 @@
 /** One task across the steps of a run, and of a second run beside it. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import { apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, keepFocus, makeHash,
-  makeRow, makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, swatch,
+import { apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, makeHash, makeRow,
+  makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, runHash, swatch,
   textLine } from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
-export async function showTask([, id, , env, taskId], query) {
+export default async function showTask([, id, , env, taskId], query) {
   const ids = [id, query.against].filter(Boolean);
-  const loadSides = () => Promise.all(ids.map((runId) => loadSide(runId, env, taskId)));
-  const [{ runs }, sides] = await Promise.all([load("runs"), loadSides()]);
+  const paths = ids.flatMap((runId) => [apiPath("run", runId), apiPath("run", runId, "tasks")]);
+  const [{ runs }, ...data] = await loadAll("runs", ...paths);
   const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map((run) => [run.id, run.name]);
   const choices = [["", "no other run"], ...others];
   const control = others.length > 0 && choiceControl("Compare with", "against", choices, query);
   const head = pageHead(textLine(taskId, 160), h("p.lead", textLine(env)), control);
   const body = h("div.stack");
-  let chart = null;
-  const draw = (latest) => {
-    chart?.close();
-    chart = drawRewards(latest);
-    replace(body, drawSides(latest, chart));
-    const tasks = latest[0].tasks.filter((task) => task.env === env);
+  const update = (...latest) => {
+    const sides = ids.map((_, place) => makeSide(...latest.slice(2 * place, 2 * place + 2), env, taskId));
+    replace(body, drawSides(sides));
+    const tasks = sides[0].tasks.filter((task) => task.env === env);
     const index = tasks.findIndex((task) => task.id === taskId);
     const hashOf = (task) => task && makeHash(["run", id, "task", env, task.id], query);
     Object.assign(view, { previous: hashOf(tasks[index - 1]), next: hashOf(tasks[index + 1]) });
   };
-  const refresh = async () => {
-    const latest = await loadSides();
-    keepFocus(body, () => draw(latest));
-  };
-  const places = [["Tasks", ["tasks"]], [taskId, ["task", env, taskId]]];
-  const view = makeRunView(sides[0].run, "tasks", places, [head, body], { refresh, close: () => chart.close() });
-  draw(sides);
+  const places = [["Tasks", "tasks"], [taskId, "task", env, taskId]];
+  const view = makeRunView(data[0], "tasks", places, [head, body], { paths, data, update });
+  update(...data);
   return view;
 }
 
-async function loadSide(runId, env, taskId) {
-  const [run, data] = await Promise.all([load(apiPath("run", runId)), load(`${apiPath("run", runId)}/tasks`)]);
+function makeSide(run, data, env, taskId) {
   const tasks = summariseTasks(data);
   return { run, tasks, task: tasks.find((task) => task.env === env && task.id === taskId) ?? null };
 }
@@ -56,12 +49,12 @@ function drawRewards(sides) {
   return drawChart({ title: "Mean reward of the task", x, series, height: 180 });
 }
 
-function drawSides(sides, chart) {
+function drawSides(sides) {
   const isPair = sides.length > 1;
   const columns = sides.map((side, index) => side.task && drawSide(side, isPair && runColour(index)));
   return [
     !sides[0].task && emptyNote("This run has not played the task."), isPair && drawVerdict(sides),
-    sides.some(({ task }) => task) && chart.node, h("div", { class: isPair ? "sides" : null }, columns),
+    sides.some(({ task }) => task) && drawRewards(sides), h("div", { class: isPair ? "sides" : null }, columns),
   ];
 }
 
@@ -81,7 +74,7 @@ function drawSide({ run, task }, colour) {
   const solved = task.steps.find(({ step, members }) => step === task.solvedStep && members.some(isSolved));
   const range = rewardRange(membersOf(task));
   const rows = task.steps.map((entry) => drawEntry(run.id, entry, range, entry === solved));
-  const name = h("a", { href: makeHash(["run", run.id]) }, textLine(run.name));
+  const name = h("a", { href: runHash(run.id) }, textLine(run.name));
   return h("section", { "aria-label": `Episodes of ${run.name}` },
     colour && h("h2", swatch(colour), " ", name, " ", h("span.muted", textLine(run.model ?? ""))),
     h("p.lead", plural(task.episodes, "episode"), " · ", describeSolution(solved)),
@@ -100,7 +93,7 @@ function describeSolution(entry) {
 
 function drawEntry(runId, { step, isEvaluation, members, mean }, range, isFirstSolved) {
   const kind = isEvaluation ? "evaluation" : "step";
-  const at = (...parts) => makeHash(["run", runId, kind, ...[step, ...parts].map(String)]);
+  const at = (...parts) => runHash(runId, kind, step, ...parts);
   const hrefOf = ({ position, member, attempt }) => at("episode", position, member, attempt);
   return makeRow([
     h("a.row-link", { href: at("group", members[0].position) }, `${kind} ${step}`),

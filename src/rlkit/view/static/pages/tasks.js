@@ -1,29 +1,32 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
-import { load } from "rlkit/api";
+import { loadAll } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
-import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, makeHash, makeList,
-  makeRow, makeRunView, meanOf, pageHead, plural, replace, textControl, textLine } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, makeList, makeRow,
+  makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
 const SORTS = [
-  ["", "name"], ["change", "most improved"], ["-change", "most worsened"], ["solved", "first solved"],
-  ["episodes", "most episodes"], ["last", "lowest now"],
+  ["", "name", ({ env, id }) => `${env} ${id}`], ["change", "most improved", ({ first, last }) => first - last],
+  ["-change", "most worsened", ({ first, last }) => last - first],
+  ["solved", "first solved", ({ solvedStep }) => solvedStep ?? Infinity],
+  ["episodes", "most episodes", ({ episodes }) => -episodes], ["last", "lowest now", ({ last }) => last ?? Infinity],
 ];
 
-export async function showTasks([, id], query) {
+export default async function showTasks([, id], query) {
   const path = apiPath("run", id, "tasks");
-  const [run, data] = await Promise.all([load(apiPath("run", id)), load(path)]);
+  const [run, data] = await loadAll(apiPath("run", id), path);
   let tasks = summariseTasks(data);
   const list = makeList("Tasks", HEADS, (task) => drawTask(id, task));
   const summary = h("p.lead", { role: "status" });
   const draw = () => {
-    const { q = "", env = "", unsolved, sort } = query;
+    const { q, env, unsolved, sort } = query;
+    const isMatch = wordMatcher(q);
     const chosen = tasks.filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
-      && `${task.env} ${task.id}`.toLowerCase().includes(q.toLowerCase()));
+      && isMatch(`${task.env} ${task.id}`));
     const solved = chosen.filter(({ solvedStep }) => isKnown(solvedStep)).length;
     replace(summary, `${plural(chosen.length, "task")}, ${solved} solved at least once`);
-    list.show(sortTasks(chosen, sort), "No task matches.");
+    list.show(sortRows(chosen, SORTS, sort), "No task matches.");
   };
   draw();
   const requery = (changed) => ((query = changed), draw());
@@ -32,7 +35,7 @@ export async function showTasks([, id], query) {
     textControl("Search", "q", query), envControl(tasks, query), choiceControl("Sort", "sort", SORTS, query),
     checkControl("Never solved", "unsolved", query));
   const content = [pageHead("Tasks", summary, toolbar), list.node];
-  return makeRunView(run, "tasks", [["Tasks", ["tasks"]]], content, { path, data, update, requery, close: list.close });
+  return makeRunView(run, "tasks", [["Tasks", "tasks"]], content, { paths: [path], data: [data], update, requery });
 }
 
 /** Return the tasks of records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
@@ -56,19 +59,9 @@ function summariseTask(task, episodes) {
   return { ...task, episodes: episodes.length, steps, means, solvedStep, first, last };
 }
 
-function sortTasks(tasks, sort) {
-  const change = ({ first, last }) => (last ?? 0) - (first ?? 0);
-  const key = {
-    change: (task) => -change(task), "-change": change, solved: ({ solvedStep }) => solvedStep ?? Infinity,
-    episodes: ({ episodes }) => -episodes, last: ({ last }) => last ?? Infinity,
-  }[sort];
-  const byName = (a, b) => a.env.localeCompare(b.env) || a.id.localeCompare(b.id, "en", { numeric: true });
-  return tasks.toSorted(key ? (a, b) => key(a) - key(b) : byName);
-}
-
 function drawTask(runId, { env, id, episodes, means, first, last, solvedStep }) {
   const change = isKnown(first) ? last - first : null;
-  const link = h("a.row-link", { href: makeHash(["run", runId, "task", env, id]) }, textLine(id, 120));
+  const link = h("a.row-link", { href: runHash(runId, "task", env, id) }, textLine(id, 120));
   const solved = isKnown(solvedStep) ? [`step ${solvedStep}`, "num"] : ["never", "num muted"];
   return makeRow([
     h("div.task-cell", link, h("div.sub", textLine(env))), [String(episodes), "num"],
