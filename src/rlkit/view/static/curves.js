@@ -21,11 +21,7 @@ export function drawCurves(sources, query) {
   draw();
   return {
     node: h("div", controls, grid),
-    requery(changed) {
-      const isNew = ["env", "smooth", "log", "m"].some((key) => changed[key] !== query[key]);
-      query = changed;
-      if (isNew) draw();
-    },
+    requery: (changed) => ((query = changed), draw()),
     refresh(changed) {
       const [before, after] = [sources, changed].map((each) => Object.keys(allMetrics(each)).length);
       sources = changed;

@@ -82,6 +82,15 @@ export function keepFocus(node, draw) {
   target?.focus({ preventScroll: true });
 }
 
+/** Return `draw`, which gets a key first, so that a key has one node for ever: a node stays as it was opened. */
+export function drawOnce(draw) {
+  const nodes = new Map();
+  return (key, ...values) => {
+    if (!nodes.has(key)) nodes.set(key, draw(...values));
+    return nodes.get(key);
+  };
+}
+
 /** Return a function that calls `action` once, `delay_ms` after its last call. */
 export function debounce(action, delay_ms) {
   let timer = 0;

@@ -21,10 +21,7 @@ export function drawFiles(path, files) {
 function drawFile(path, file, open) {
   const body = h("div", h("p.muted", "Loading…"));
   const size = `${formatCount(file.bytes)}B`;
-  let isLoaded = false;
   const show = async () => {
-    if (!details.open || isLoaded) return;
-    isLoaded = true;
     try {
       const { text, truncated } = await load(`${path}/file?path=${encodeURIComponent(file.path)}`);
       const note = truncated && emptyNote(`The file is longer; only its beginning is shown (${size} in all).`);
@@ -34,8 +31,8 @@ function drawFile(path, file, open) {
     }
   };
   const name = h("span.mono", textLine(file.name, 120));
-  const details = h("details.fold.file", { open, ontoggle: show },
-    h("summary", name, " ", h("span.muted", size)), body);
+  const details = h("details.fold.file", { open }, h("summary", name, " ", h("span.muted", size)), body);
+  details.addEventListener("toggle", show, { once: true });
   return details;
 }
 

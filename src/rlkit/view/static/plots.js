@@ -30,30 +30,25 @@ export function valuesPicture(values, label) {
 }
 
 function circlesPicture(rows, props) {
-  const size = 240;
-  const circles = rows.map(([x, y, radius = 0]) => ({ x, y, radius }));
-  const left = Math.min(0, ...circles.map(({ x, radius }) => x - radius));
-  const bottom = Math.min(0, ...circles.map(({ y, radius }) => y - radius));
-  const right = Math.max(1, ...circles.map(({ x, radius }) => x + radius));
-  const top = Math.max(1, ...circles.map(({ y, radius }) => y + radius));
-  const scale = size / Math.max(right - left, top - bottom);
-  const dots = circles.map(({ x, y, radius }) => svg("circle", {
-    class: radius ? "disc" : "dot", cx: ((x - left) * scale).toFixed(2), cy: (size - (y - bottom) * scale).toFixed(2),
-    r: radius ? (radius * scale).toFixed(2) : 2.5,
-  }));
-  const frame = svg("rect.frame", { x: 0, y: 0, width: size, height: size });
-  return svg("svg", { ...props, viewBox: `-4 -4 ${size + 8} ${size + 8}` }, frame, dots);
+  const [[left, right], [bottom, top]] = [0, 1].map((axis) => [
+    Math.min(0, ...rows.map((row) => row[axis] - (row[2] ?? 0))),
+    Math.max(1, ...rows.map((row) => row[axis] + (row[2] ?? 0))),
+  ]);
+  const size = Math.max(right - left, top - bottom);
+  const dots = rows.map(([x, y, radius]) =>
+    svg("circle", { class: radius ? "disc" : "dot", cx: x - left, cy: size + bottom - y, r: radius || size / 96 }));
+  const frame = svg("rect.frame", { width: size, height: size });
+  const viewBox = [-size / 60, -size / 60, size * 31 / 30, size * 31 / 30].join(" ");
+  return svg("svg", { ...props, viewBox }, frame, dots);
 }
 
 function stepsPicture(values, props) {
-  const [width, height] = [360, 150];
   const low = Math.min(0, ...values);
   const high = Math.max(low + 1e-9, ...values);
-  const y = (value) => (height - (height * (value - low)) / (high - low)).toFixed(2);
-  const x = (index) => ((width * index) / values.length).toFixed(2);
-  const corners = values.map((value, index) => `H${x(index)}V${y(value)}`).join("");
-  return svg("svg", { ...props, viewBox: `0 -4 ${width} ${height + 8}`, preserveAspectRatio: "none" },
-    svg("path.steps", { d: `M0 ${y(0)}${corners}H${width}V${y(0)}Z` }));
+  const corners = values.map((value) => `V${high - value}h1`).join("");
+  const viewBox = [0, 0, values.length, high - low].join(" ");
+  return svg("svg", { ...props, viewBox, preserveAspectRatio: "none", style: { "aspect-ratio": 2.3 } },
+    svg("path.steps", { d: `M0 ${high}${corners}V${high}Z` }));
 }
 
 /** Return the states of a search: a dot a state, right of its parent, higher if its value is larger. */

@@ -16,24 +16,19 @@ const LOW = /^eval\/([^/]+)\/(?:(.+\/.+)\/)?(.+)\/low$/; // environment, label a
 export default async function showEvaluations([, id], query) {
   const paths = ["metrics", "evaluations"].map((part) => apiPath("run", id, part));
   const [run, ...data] = await loadAll(apiPath("run", id), ...paths);
-  let [envs, parts] = [summariseEnvs(...data), []];
+  let envs = summariseEnvs(...data);
   const picker = selectBox([], "", (at) => setQuery({ at }));
   const controls = h("div.toolbar", field("Evaluation", picker), textControl("Task", "q", query),
     choiceControl("Sort tasks", "order", ORDERS, query));
   const body = h("div.stack");
   const listSteps = () => [...new Set(envs.flatMap(({ rows }) => rows.map(({ step }) => step)))].sort((a, b) => a - b);
   const draw = () => {
-    parts = envs.map((each) => drawEnv(run, each, query));
-    replace(body, parts.length ? parts.map(({ node }) => node) : emptyNote("No evaluation is recorded."));
+    const sections = envs.map((each) => drawEnv(run, each, query));
+    replace(body, sections.length ? sections : emptyNote("No evaluation is recorded."));
     const steps = listSteps().map((step) => [String(step), `step ${step}`]);
     replaceOptions(picker, steps, query.at ?? steps.at(-1)?.[0]);
   };
-  const requery = (changed) => {
-    const isNew = changed.at !== query.at;
-    query = changed;
-    if (isNew) draw();
-    else parts.forEach((part) => part.filter(query));
-  };
+  const requery = (changed) => ((query = changed), draw());
   const update = (...latest) => {
     const count = listSteps().length;
     envs = summariseEnvs(...latest);
@@ -81,8 +76,7 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;
   const score = h("p.lead",
     `Step ${step}: `, h("b", formatReward(mean)), range, ` over ${plural(episodes, "episode")} · `, link);
-  const node = section(textLine(env), score, rows.length > 1 && chart, drawLabels(env, labels), table.node);
-  return { node, filter: table.filter };
+  return section(textLine(env), score, rows.length > 1 && chart, drawLabels(env, labels), table);
 }
 
 function drawLabels(env, labels) {
@@ -96,7 +90,7 @@ function drawLabels(env, labels) {
   return makeTable(`Scores of ${env} by label`, heads, rows).node;
 }
 
-function drawTasks(run, env, tasks, steps, query) {
+function drawTasks(run, env, tasks, steps, { q, order }) {
   const all = tasks.map((task) => {
     const means = new Map(task.steps.map(({ step, mean }) => [step, mean]));
     return { id: task.id, change: task.last - task.first, means: steps.map((step) => means.get(step) ?? null) };
@@ -109,10 +103,7 @@ function drawTasks(run, env, tasks, steps, query) {
   ]);
   const list = makeList(`Tasks of ${env}`, ["Task", ...steps.map((step) => [String(step), "cell"])], drawTask);
   list.node.classList.add("matrix");
-  const filter = ({ q, order }) => {
-    const isMatch = wordMatcher(q);
-    list.show(sortRows(all.filter(({ id }) => isMatch(id)), ORDERS, order), "No task matches.");
-  };
-  filter(query);
-  return { node: list.node, filter };
+  const isMatch = wordMatcher(q);
+  list.show(sortRows(all.filter(({ id }) => isMatch(id)), ORDERS, order), "No task matches.");
+  return list.node;
 }

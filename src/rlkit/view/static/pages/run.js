@@ -2,8 +2,8 @@
 import { loadAll } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h,
-  joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge,
-  textBlock, textLine } from "rlkit/ui";
+  joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge, textBlock,
+  textLine } from "rlkit/ui";
 
 export default async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];

@@ -2,7 +2,8 @@
 import { loadAll } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
 import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, makeList, makeRow,
-  makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine, wordMatcher } from "rlkit/ui";
+  makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine, wordMatcher } from
+  "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
