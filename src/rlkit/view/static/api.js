@@ -7,14 +7,10 @@ const cache = new Map(); // path → {etag, data}; the newest entries are last
 /** True in a static export, which has no server. */
 export const isExport = Boolean(globalThis.rlkitData);
 
-export class ApiError extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/** Return the data of an API path. The same object is returned while the data does not change. */
+/**
+ * Return the data of an API path. The same object is returned while the data does not change. The cause of an error is
+ * its status in HTTP.
+ */
 export const load = (path) => (isExport ? loadExported(path) : loadServed(path));
 
 export const loadAll = (...paths) => Promise.all(paths.map(load));
@@ -25,13 +21,11 @@ async function loadServed(path) {
   if (cached?.etag) headers["If-None-Match"] = cached.etag;
   const response = await fetch(`api/${path}`, { headers, cache: "no-store" });
   if (response.status === 304 && cached) return remember(path, cached);
-  if (!response.ok) throw new ApiError(response.status, await errorMessage(response));
+  if (!response.ok) {
+    const { error } = await response.json().catch(() => ({}));
+    throw new Error(error ?? `The server answered ${response.status}.`, { cause: response.status });
+  }
   return remember(path, { etag: response.headers.get("ETag"), data: await response.json() });
-}
-
-async function errorMessage(response) {
-  const { error } = await response.json().catch(() => ({}));
-  return error ?? `The server answered ${response.status}.`;
 }
 
 function remember(path, entry) {
@@ -46,7 +40,7 @@ async function loadExported(path) {
   if (cached) return cached.data;
   const { inline, base } = globalThis.rlkitData;
   const text = inline[path] ?? (base && (await loadScript(path, `${base}${recordName(path)}.js`)));
-  if (!text) throw new ApiError(404, "This record is not in the export.");
+  if (!text) throw new Error("This record is not in the export.", { cause: 404 });
   return remember(path, { data: await decodeRecord(text) });
 }
 

@@ -1,6 +1,6 @@
 /** Controls of a form that change a key of the query in the address. */
-import { debounce, h } from "rlkit/dom";
-import { setQuery } from "rlkit/route";
+import { h } from "rlkit/dom";
+import { joinIds, setQuery } from "rlkit/route";
 
 const TYPING_MS = 100;
 let fields = 0;
@@ -12,14 +12,28 @@ export function field(label, control) {
 
 /** Return a field for text, or of another `type` such as number or range. */
 export function textControl(label, key, query, props = {}) {
-  const oninput = debounce((event) => setQuery({ [key]: event.target.value }), TYPING_MS);
+  let timer = 0;
+  const oninput = ({ target }) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => setQuery({ [key]: target.value }), TYPING_MS);
+  };
   return field(label, h("input", { type: "search", ...props, value: query[key] ?? props.value ?? "", oninput }));
 }
 
 export function checkControl(label, key, query) {
   const onchange = (event) => setQuery({ [key]: event.target.checked });
-  const box = h("input", { type: "checkbox", checked: Boolean(query[key]), onchange });
-  return h("label.field.check", box, h("span", label));
+  return checkField(label, h("input", { type: "checkbox", checked: Boolean(query[key]), onchange }));
+}
+
+export const checkField = (label, box) => h("label.field.check", box, h("span", label));
+
+/** Return a box that puts an id into a set or takes it out; the set is at a key of the query, too. */
+export function memberBox(ids, id, key, props = {}) {
+  const onchange = ({ target }) => {
+    ids[target.checked ? "add" : "delete"](id);
+    setQuery({ [key]: joinIds(ids) });
+  };
+  return h("input", { type: "checkbox", checked: ids.has(id), onchange, ...props });
 }
 
 /** Return a choice between options [value, label]; the empty value is the default. */

@@ -1,8 +1,8 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
 import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { checkControl, choiceControl, emptyNote, field, h, joinIds, navigate, replace, runHash, setQuery, splitIds,
-  textControl, textLine, wordMatcher } from "rlkit/ui";
+import { checkControl, choiceControl, emptyNote, field, h, memberBox, replace, runHash, splitIds, textControl, textLine,
+  wordMatcher } from "rlkit/ui";
 
 const MATCHES = 40;
 const STACK_COLOURS = ["--c0", "--c2", "--c1"];
@@ -54,29 +54,20 @@ function listControls(metrics, query) {
 }
 
 function metricSearch(names, query) {
-  const list = h("div.matches", { hidden: true, tabIndex: -1 }); // a click on a label leaves the focus inside
+  const list = h("div.matches", { tabIndex: -1 }); // a click on a label leaves the focus inside
   const chosen = new Set(chosenMetrics(query));
-  const choose = (name, isChosen) => {
-    chosen[isChosen ? "add" : "delete"](name);
-    setQuery({ m: joinIds(chosen) });
-  };
-  const drawMatch = (name) => {
-    const onchange = ({ target }) => choose(name, target.checked);
-    return h("label", h("input", { type: "checkbox", checked: chosen.has(name), onchange }), textLine(name));
-  };
+  const drawMatch = (name) => h("label", memberBox(chosen, name, "m"), textLine(name));
   const oninput = ({ target }) => {
     const matches = names.filter(wordMatcher(target.value));
     const left = matches.length - MATCHES;
     const note = matches.length ? left > 0 && `${left} more` : "No metric has this name.";
-    list.hidden = !target.value.trim();
-    replace(list, matches.slice(0, MATCHES).map(drawMatch), note && emptyNote(note));
+    replace(list, target.value.trim() && [matches.slice(0, MATCHES).map(drawMatch), note && emptyNote(note)]);
   };
   const props = { type: "search", placeholder: `${names.length} metrics`, "aria-describedby": "metric-help", oninput };
-  const onkeydown = ({ key }) => key === "Escape" && (list.hidden = true);
-  const onfocusout = (event) => event.currentTarget.contains(event.relatedTarget) || (list.hidden = true);
+  const onkeydown = ({ key }) => key === "Escape" && replace(list);
   const help = h("span", { id: "metric-help", class: "hidden" }, "Chosen metrics are drawn first.");
   const search = field("Metric", h("input", props));
-  return h("div.metric-search", { onkeydown, onfocusout }, search, list, help);
+  return h("div.metric-search", { onkeydown }, search, list, help);
 }
 
 function drawPanel(panel, sources, query) {
@@ -95,7 +86,7 @@ function drawPanel(panel, sources, query) {
 
 function openStep(run, panel, step) {
   const [kind, steps] = panel.isEvaluation ? ["evaluation", run.evaluations] : ["step", run.steps_recorded];
-  if (steps.includes(step)) navigate(runHash(run.id, kind, step));
+  if (steps.includes(step)) location.hash = runHash(run.id, kind, step);
 }
 
 /** Return a series for each run and each series of a panel; only those of a single run have bands. */

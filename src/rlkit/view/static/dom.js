@@ -69,12 +69,12 @@ export function replace(node, ...children) {
 }
 
 /**
- * Call `draw`, which replaces nodes within a node. What has the focus keeps it; a link, or a control with a spoken
- * label, gives it to its successor.
+ * Call `draw`, which replaces nodes within a node. What has the focus keeps it; a node with a key, a link, or a control
+ * with a spoken label, gives it to its successor.
  */
 export function keepFocus(node, draw) {
   const focused = document.activeElement;
-  const name = focused.hasAttribute("href") ? "href" : "aria-label";
+  const name = ["data-key", "href"].find((attribute) => focused.hasAttribute(attribute)) ?? "aria-label";
   const key = node.contains(focused) ? focused.getAttribute(name) : null;
   draw();
   const successor = () => key && [...node.querySelectorAll(`[${name}]`)].find((one) => one.getAttribute(name) === key);
@@ -88,15 +88,6 @@ export function drawOnce(draw) {
   return (key, ...values) => {
     if (!nodes.has(key)) nodes.set(key, draw(...values));
     return nodes.get(key);
-  };
-}
-
-/** Return a function that calls `action` once, `delay_ms` after its last call. */
-export function debounce(action, delay_ms) {
-  let timer = 0;
-  return (...values) => {
-    clearTimeout(timer);
-    timer = setTimeout(() => action(...values), delay_ms);
   };
 }
 

@@ -1,5 +1,5 @@
 /** Keyboard: move through rows, go up or to neighbours, search; the dialog of index.html lists the keys. */
-import { navigate } from "rlkit/route";
+const go = (hash) => hash && (location.hash = hash);
 
 /** Listen to the keyboard. `currentView` returns the view on the screen; `switchTheme` changes the colours. */
 export function listenToKeys(currentView, switchTheme) {
@@ -10,9 +10,9 @@ export function listenToKeys(currentView, switchTheme) {
       j: () => moveRow(1),
       k: () => moveRow(-1),
       x: () => document.activeElement?.closest("[data-row]")?.querySelector("input[type=checkbox]")?.click(),
-      "[": () => previous && navigate(previous),
-      "]": () => next && navigate(next),
-      u: () => up && navigate(up),
+      "[": () => go(previous),
+      "]": () => go(next),
+      u: () => go(up),
       "/": () => document.querySelector("main input[type=search]")?.focus(),
       t: switchTheme,
       "?": () => document.getElementById("help").showModal(),

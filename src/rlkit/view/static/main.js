@@ -1,5 +1,5 @@
 /** Show the page that the address names, keep it live, and frame it with navigation. */
-import { ApiError, isExport, load } from "rlkit/api";
+import { isExport, load } from "rlkit/api";
 import { h, markInvisible, replace } from "rlkit/dom";
 import { attempt } from "rlkit/format";
 import { listenToKeys } from "rlkit/keys";
@@ -58,18 +58,18 @@ async function showPage() {
 async function openView(path, parts, query) {
   const name = Object.keys(PAGES).find((page) => PAGES[page].test(path));
   try {
-    if (!name) throw new ApiError(404, `There is no page ${path}.`);
+    if (!name) throw new Error(`There is no page ${path}.`, { cause: 404 });
     const { default: showPageOf } = await import(`rlkit/pages/${name}`);
     return await showPageOf(parts, query);
   } catch (error) {
-    if (!error.status) console.error(error);
+    if (!error.cause) console.error(error);
     return makeFailure(error, parts);
   }
 }
 
 /** Return a view of an error. The page is opened again when its run appears or changes. */
-function makeFailure({ status, message }, parts) {
-  const title = status === 404 ? "Not found" : "The page failed";
+function makeFailure({ cause, message }, parts) {
+  const title = cause === 404 ? "Not found" : "The page failed";
   const texts = [h("h1", title), textBlock(message, "plain"), h("a", { href: "#/" }, "All runs")];
   const node = h("div.failure", { role: "alert" }, texts);
   const up = parts.length > 2 ? makeHash(parts.slice(0, 2)) : "#/";
@@ -102,7 +102,7 @@ async function poll() {
     if (current === view) drawNeighbours(view);
     if (data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
   } catch (error) {
-    setConnection("lost", error.status ? `error ${error.status}` : "no connection");
+    setConnection("lost", error.cause ? `error ${error.cause}` : "no connection");
   }
 }
 

@@ -34,7 +34,3 @@ export function setQuery(changes) {
   history.replaceState(null, "", hash);
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
-
-export function navigate(hash) {
-  location.hash = hash;
-}

@@ -1,6 +1,6 @@
 /** The frame that all pages of a run share: tabs, breadcrumbs, title, the way up. */
 import { loadAll } from "rlkit/api";
-import { h, keepFocus } from "rlkit/dom";
+import { h, keepFocus, replace } from "rlkit/dom";
 import { apiPath, runHash } from "rlkit/route";
 
 /**
@@ -18,7 +18,7 @@ export function makeRunView(run, tab, places, content, others = {}) {
   const { paths = [], update } = others;
   let shown = others.data;
   const refresh = async (data) => {
-    if (data.steps_recorded) updateTabs(tabs, drawTabs(data, tab));
+    if (data.steps_recorded) keepFocus(tabs, () => replace(tabs, ...drawTabs(data, tab).children));
     others.refresh?.(data);
     const latest = await loadAll(...paths);
     if (latest.every((each, index) => each === shown[index])) return;
@@ -44,18 +44,9 @@ function drawTabs(run, current) {
   return tabLinks("Pages of the run", links, current);
 }
 
-/** Give tabs the addresses of others; those that both have keep the focus. */
-function updateTabs(tabs, latest) {
-  const links = new Map([...tabs.children].map((link) => [link.textContent, link]));
-  [...latest.children].forEach((link, place) => {
-    const known = links.get(link.textContent);
-    if (known) known.href = link.getAttribute("href");
-    else tabs.insertBefore(link, tabs.children[place] ?? null);
-  });
-}
-
 /** Return links that act as tabs; `tabs` are [key, label, href]. */
 export function tabLinks(label, tabs, current) {
-  const drawTab = ([key, text, href]) => h("a", { href, "aria-current": key === current ? "page" : null }, text);
+  const drawTab = ([key, text, href]) =>
+    h("a", { href, dataset: { key }, "aria-current": key === current ? "page" : null }, text);
   return h("nav.tabs", { "aria-label": label }, tabs.map(drawTab));
 }

@@ -1,9 +1,9 @@
 /** A run: where it started and is now, findings, curves, configuration. */
 import { loadAll } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
-import { apiPath, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward, formatUsd, h,
-  joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge, textBlock,
-  textLine } from "rlkit/ui";
+import { apiPath, checkField, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward,
+  formatUsd, h, joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge,
+  textBlock, textLine } from "rlkit/ui";
 
 export default async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];
@@ -94,7 +94,6 @@ function drawConfig(run) {
   const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
   table.node.classList.add("only-set");
   const box = h("input", { type: "checkbox", onchange: () => table.node.classList.toggle("only-set") });
-  const switchDefaults = h("label.field.check", box, h("span", "Show defaults"));
   const link = h("a", { href: makeHash([], { select: joinIds([run.id]) }) }, "Compare with other runs");
-  return section("Configuration", switchDefaults, table.node, h("p", link));
+  return section("Configuration", checkField("Show defaults", box), table.node, h("p", link));
 }

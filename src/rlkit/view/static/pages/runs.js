@@ -1,7 +1,7 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
 import { load } from "rlkit/api";
 import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinIds, keepFocus,
-  makeHash, makeList, makeRow, pageHead, plural, replace, runHash, setQuery, sortRows, splitIds, statusBadge,
+  makeHash, makeList, makeRow, memberBox, pageHead, plural, replace, runHash, sortRows, splitIds, statusBadge,
   textControl, textLine, wordMatcher } from "rlkit/ui";
 
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
@@ -16,15 +16,7 @@ export default async function showRuns(_parts, query) {
   const selected = new Set(splitIds(query.select ?? ""));
   const summary = h("p.lead", { role: "status" });
   const selection = h("div.selection");
-  const select = (run, isSelected) => {
-    selected[isSelected ? "add" : "delete"](run.id);
-    setQuery({ select: joinIds(selected) });
-    drawSelection(selection, selected);
-  };
-  const drawBox = (run) => h("input", {
-    type: "checkbox", checked: selected.has(run.id), "aria-label": `Select ${run.id}`,
-    onchange: ({ target }) => select(run, target.checked),
-  });
+  const drawBox = ({ id }) => memberBox(selected, id, "select", { "aria-label": `Select ${id}` });
   const list = makeList("Runs", HEADS, (run) => drawRun(run, drawBox(run)));
   const draw = () => {
     const isMatch = wordMatcher(query.q);
@@ -43,6 +35,7 @@ export default async function showRuns(_parts, query) {
     const isNew = changed.q !== query.q || changed.sort !== query.sort;
     query = changed;
     if (isNew) draw();
+    drawSelection(selection, selected);
   };
   const refresh = (data) => (({ folder, runs } = data), keepFocus(list.body, draw));
   return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery };

@@ -1,8 +1,8 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 import { isExport, load, loadAll } from "rlkit/api";
 import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, makeList,
-  makeRow, makeRunView, meanReward, navigate, pageHead, plural, replace, replaceOptions, rewardChip, rewardRange,
-  runHash, selectBox, sortRows, stepPlace, tellTaught, textControl, textLine, wordMatcher } from "rlkit/ui";
+  makeRow, makeRunView, meanReward, pageHead, plural, replace, replaceOptions, rewardChip, rewardRange, runHash,
+  selectBox, sortRows, stepPlace, tellTaught, textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
@@ -25,7 +25,7 @@ export default async function showStep([, id, kind, step], query) {
   const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts) };
   const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
   const summary = h("p.lead", { role: "status" });
-  const picker = selectBox([], step, (number) => navigate(at(number)));
+  const picker = selectBox([], step, (number) => (location.hash = at(number)));
   const draw = () => drawGroups(state, list, summary);
   const search = async ({ text }) => {
     const { matches } = text && !isExport ? await load(`${path}/search?q=${encodeURIComponent(text)}`) : {};
