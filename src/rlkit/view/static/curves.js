@@ -36,7 +36,7 @@ const allMetrics = (sources) => Object.assign({}, ...sources.map(({ metrics }) =
 function choosePanels(sources, query) {
   const metrics = allMetrics(sources);
   const env = query.env ?? metricEnvs(metrics)[0] ?? "all";
-  const makePanel = (name) => ({ title: name, series: [{ label: "", name, style: 0 }], findings: [] });
+  const makePanel = (name) => ({ title: name, series: [{ label: "", name }], findings: [] });
   const chosenPanels = chosenMetrics(query).filter((name) => name in metrics).map(makePanel);
   return [...chosenPanels, ...makePanels(env, sources[0].run.evaluation?.metric, metrics)];
 }
@@ -95,8 +95,9 @@ function makeSeries(panel, sources, x, weight) {
   return sources.flatMap(({ run, metrics: { step: steps, metrics } }, place) => {
     const rows = new Map(steps.map((step, row) => [step, row]));
     const column = (name) => metrics[name] && x.map((step) => metrics[name][rows.get(step)] ?? null);
-    return panel.series.filter(({ name }) => name in metrics).map(({ label, name, low, high, style }) => {
+    return panel.series.flatMap(({ label, name, low, high }, style) => {
       const raw = column(name);
+      if (!raw) return [];
       const curve = { values: smooth(raw), raw: weight ? raw : null };
       return sources.length > 1
         ? { ...curve, label: run.id, kind: label, colour: runColour(place), dash: DASHES[style] }

@@ -82,15 +82,6 @@ export function keepFocus(node, draw) {
   target?.focus({ preventScroll: true });
 }
 
-/** Return `draw`, which gets a key first, so that a key has one node for ever: a node stays as it was opened. */
-export function drawOnce(draw) {
-  const nodes = new Map();
-  return (key, ...values) => {
-    if (!nodes.has(key)) nodes.set(key, draw(...values));
-    return nodes.get(key);
-  };
-}
-
 /** Return a colour of CSS as the browser computes it in this theme, for canvases. */
 export function computeColour(value) {
   const probe = h("i", { style: { color: value, display: "none" } });

@@ -17,9 +17,7 @@ export function metricEnvs(metrics) {
 /** Return the panels that at least one of the runs has metrics for, with at most three series each. */
 export function makePanels(env, evaluationMetric, metrics) {
   const panels = listPanels(`env/${env}`, findScore(env, evaluationMetric, metrics));
-  const addStyle = (line, style) => ({ ...line, style });
-  for (const panel of panels) panel.series = panel.series.map(addStyle).filter(({ name }) => name in metrics);
-  return panels.filter((panel) => panel.series.length);
+  return panels.filter(({ series }) => series.some(({ name }) => name in metrics));
 }
 
 // A panel shows the findings of these names, or all findings if it has no list.

@@ -79,7 +79,7 @@ export function replyRuns(episode, turn) {
 export function drawTokens(episode, drawHead, colouring) {
   const turns = episode.turns.map((_, turn) => turnTokens(episode, turn));
   const tokens = turns.flat();
-  const spans = drawSpans(tokens);
+  const spans = tokens.map(drawSpan);
   const legend = h("div.token-legend");
   const details = h("div.token-details", { role: "status" }, h("span.muted", HINT));
   let current = -1;
@@ -117,20 +117,10 @@ export function drawTokens(episode, drawHead, colouring) {
   return { node: [bar, text], colour };
 }
 
-function drawSpans(tokens) {
-  const shown = new Map(); // what is shown of a text; most texts occur often
-  return tokens.map(({ text, piece }) => {
-    const key = text || piece;
-    if (!shown.has(key)) shown.set(key, visiblePiece(key));
-    const span = document.createElement("span");
-    span.textContent = shown.get(key);
-    return span;
-  });
-}
-
-function visiblePiece(text) {
-  const short = text.length > MAX_PIECE_CHARS ? `${text.slice(0, MAX_PIECE_CHARS)}…` : text;
-  return markInvisible(short).replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›";
+function drawSpan({ text, piece }) {
+  const whole = text || piece;
+  const short = whole.length > MAX_PIECE_CHARS ? `${whole.slice(0, MAX_PIECE_CHARS)}…` : whole;
+  return h("span", short.replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›");
 }
 
 /** Return the spans of tokens in chunks, which end with a line if they can. */

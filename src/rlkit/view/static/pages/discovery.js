@@ -3,8 +3,8 @@ import { loadAll } from "rlkit/api";
 import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, drawOnce, emptyNote, factList, fold, formatNumber, h, isKnown, makeHeadedRow, makeRunView, makeTable,
-  plural, replace, runHash, section, textBlock, textLine } from "rlkit/ui";
+import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHeadedRow, makeRunView, makeTable, plural,
+  replace, runHash, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
 const DIGITS = 7;
@@ -13,9 +13,9 @@ export default async function showDiscovery([, id]) {
   const path = apiPath("run", id, "discovery");
   const [run, data] = await loadAll(apiPath("run", id), path);
   const body = h("div.stack");
-  const drawRecordOnce = drawOnce(drawRecord);
+  const articles = new Map(); // what a record says → its article, which stays as it was opened
   const draw = ({ searches }) => {
-    const sections = searches.map((search) => drawSearch(run, search, drawRecordOnce));
+    const sections = searches.map((search) => drawSearch(run, search, articles));
     replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
   draw(data);
@@ -38,13 +38,14 @@ function drawProgress({ records, sign, symbol }, lastStep) {
   return drawChart({ title: `${symbol}, record by step`, x: [...bests.keys()], series, height: 180, digits: DIGITS });
 }
 
-function drawSearch(run, search, drawRecordOnce) {
+function drawSearch(run, search, articles) {
   const { env, problem, symbol, records, states, sign, known: knownResults } = search;
   const best = records.reduce((top, record) => (sign * record.value > sign * top.value ? record : top));
-  const articles = records.toReversed().map((record) => {
-    const isBest = record === best;
-    return drawRecordOnce(JSON.stringify([env, record, isBest]), run, env, symbol, record, isBest);
-  });
+  const drawOnce = (record) => {
+    const key = JSON.stringify([env, record, record === best]);
+    if (!articles.has(key)) articles.set(key, drawRecord(run, env, symbol, record, record === best));
+    return articles.get(key);
+  };
   const headline = h("div.headline",
     h("div.label", `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),
     h("div.big", formatNumber(best.value, DIGITS)));
@@ -53,7 +54,7 @@ function drawSearch(run, search, drawRecordOnce) {
     factList([["Known", knownResults && textBlock(knownResults, "plain")], ["Records", String(records.length)],
       ["States", String(states.length)]]),
     drawProgress(search, run.step), h("h3", plural(records.length, "record")),
-    h("div.records", articles),
+    h("div.records", records.toReversed().map(drawOnce)),
     states.length > 0 && drawStates(states, sign, symbol));
 }
 

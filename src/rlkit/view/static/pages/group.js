@@ -2,10 +2,10 @@
 import { loadAll } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
-import { apiPath, drawOnce, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward,
-  formatSigned, h, isKnown, joinFacts, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
-  rewardChip, rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
-  trainingFacts } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
+  h, isKnown, joinFacts, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions, rewardChip,
+  rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine, trainingFacts } from
+  "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
 const OPEN_PROMPT_CHARS = 4000;
@@ -16,16 +16,16 @@ export default async function showGroup([, id, kind, step, , position], query) {
   const at = (...parts) => runHash(id, kind, step, ...parts);
   const [head, picker] = [h("div"), makePicker()];
   const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
-  const drawReplyOnce = drawOnce(drawReply);
+  const articles = new Map(); // key of a reply → its article, which stays as it was opened
   let [group, diff] = [first, query.diff];
   const draw = () => {
     const replies = sortReplies(group);
     const range = rewardRange(group.members);
     const drawColumn = (reply) => {
-      const article = drawReplyOnce(reply.key, reply);
+      if (!articles.has(reply.key)) articles.set(reply.key, drawReply(reply));
       const href = at("episode", position, reply.member, reply.attempt);
-      replace(article.firstChild, drawReplyHead(reply, range, href));
-      return article;
+      replace(articles.get(reply.key).firstChild, drawReplyHead(reply, range, href));
+      return articles.get(reply.key);
     };
     replace(head, drawHead(id, kind, group));
     picker.show(replies, diff);
