@@ -42,8 +42,9 @@ function drawSearch(run, search, articles) {
   const { env, problem, symbol, records, states, sign, known: knownResults } = search;
   const best = records.reduce((top, record) => (sign * record.value > sign * top.value ? record : top));
   const drawOnce = (record) => {
-    const key = JSON.stringify([env, record, record === best]);
-    if (!articles.has(key)) articles.set(key, drawRecord(run, env, symbol, record, record === best));
+    const key = JSON.stringify([env, record]);
+    if (!articles.has(key)) articles.set(key, drawRecord(run, env, symbol, record));
+    articles.get(key).classList.toggle("best", record === best);
     return articles.get(key);
   };
   const headline = h("div.headline",
@@ -58,7 +59,7 @@ function drawSearch(run, search, articles) {
     states.length > 0 && drawStates(states, sign, symbol));
 }
 
-function drawRecord(run, env, symbol, record, isBest) {
+function drawRecord(run, env, symbol, record) {
   const { step, task, parent, claim, program, values } = record;
   const title = `${symbol} = ${formatNumber(record.value, DIGITS)}`;
   const picture = record.picture
@@ -69,8 +70,8 @@ function drawRecord(run, env, symbol, record, isBest) {
     task && h("a", { href: runHash(run.id, "task", env, task) }, textLine(task, 40)),
     parent && h("span", "from ", textLine(parent, 40)),
   ].filter(Boolean);
-  return h("article", { class: `record${isBest ? " best" : ""}`, dataset: { row: "" }, tabIndex: -1 },
-    h("header", h("h4", title), isBest && h("span.badge.good", "best"), record.polished && h("span.badge", "polished")),
+  return h("article.record", { dataset: { row: "" }, tabIndex: -1 },
+    h("header", h("h4", title), h("span.badge.good", "best"), record.polished && h("span.badge", "polished")),
     picture, h("p.sub", origin.map((part, index) => [index > 0 && " · ", part])),
     claim && h("div.sub", textBlock(claim, "plain", 400)),
     program && fold("Program", textBlock(program, "code")),
