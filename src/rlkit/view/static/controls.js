@@ -46,7 +46,7 @@ export function envControl(rows, query) {
   return envs.length > 1 && choiceControl("Environment", "env", [["", "all"], ...envs.map((env) => [env, env])], query);
 }
 
-/** Return rows in the order of the chosen one of `sorts`: [value, label, key of a row, by which small ones are first]. */
+/** Return rows in the chosen order of `sorts`: [value, label, key of a row]; rows with small keys are first. */
 export function sortRows(rows, sorts, value) {
   const [, , key] = sorts.find(([name]) => name === value) ?? sorts[0];
   const compare = (a, b) => typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;

@@ -20,7 +20,8 @@ export default async function showDiscovery([, id]) {
   };
   draw(data);
   const content = [h("h1", "Discovery"), body];
-  return makeRunView(run, "discovery", [["Discovery", "discovery"]], content, { watch: path, watched: data, refresh: draw });
+  const following = { watch: path, watched: data, refresh: draw };
+  return makeRunView(run, "discovery", [["Discovery", "discovery"]], content, following);
 }
 
 /** Return the chart of the best value after each step, or null if no record has a step. */

@@ -17,13 +17,13 @@ export default async function showEpisode([, id, kind, step, , ...place], query)
   const [head, tabs, body] = [h("div"), h("div"), h("div.episode-body")];
   const requery = (changed) => {
     state = changed;
-    const views = listViews(episode);
-    const view = views.some(([key]) => key === state.view) ? state.view : "chat";
+    const views = listViews(episode, path);
+    const [view, , drawView] = views.find(([key]) => key === state.view) ?? views[0];
     if (view === shown.view) return shown.colour?.(colouringOf(state));
     const hrefOf = (changes) => at(place, { ...state, ...changes });
     const links = views.map(([key, label]) => [key, label, hrefOf({ view: key === "chat" ? null : key })]);
     replace(tabs, tabLinks("Views of the episode", links, view));
-    shown = { view, ...drawView(view, episode, path, state) };
+    shown = { view, ...drawView(state) };
     const hasTree = (view === "chat" || view === "tokens") && episode.turns.length > 1;
     body.classList.toggle("with-tree", hasTree);
     const goTo = (turn) => (setQuery({ turn }), scrollToTurn(turn));
@@ -31,13 +31,12 @@ export default async function showEpisode([, id, kind, step, , ...place], query)
   };
   const [position, member, attempt] = place.map(Number);
   const title = memberName({ member, attempt });
-  const draw = () => {
+  const update = (latest) => {
+    [episode, shown] = [latest, {}];
     replace(head, drawHead(id, episode, title));
-    shown = {};
     requery(state);
   };
-  draw();
-  const update = (latest) => ((episode = latest), draw());
+  update(first);
   const group = [`Group ${position}`, kind, step, "group", position];
   const places = [stepPlace(kind, step), group, [title, kind, step, "episode", ...place]];
   const { previous, next } = episode.neighbours;
@@ -48,17 +47,16 @@ export default async function showEpisode([, id, kind, step, , ...place], query)
   });
 }
 
-const listViews = ({ turns, files, view }) => [
-  ["chat", "Chat"],
-  turns.some(({ prompt, completion }) => prompt.length + completion.length) && ["tokens", "Rendered tokens"],
-  files?.length && ["files", `Files (${files.length})`], view && ["env", "Environment's view"],
-].filter(Boolean);
-
-/** Return {node} of a view, with colour(key) if it has colours. */
-function drawView(view, episode, path, query) {
-  if (view === "tokens") return drawTokens(episode, drawTurnHead, colouringOf(query));
-  if (view === "files") return { node: drawFiles(path, episode.files) };
-  return { node: view === "env" ? drawFrame(episode.view, episode) : drawChat(episode) };
+/** Return the views: [key, label, function that returns {node}, with colour(key) if it has colours]. */
+function listViews(episode, path) {
+  const { turns, files, view } = episode;
+  const hasTokens = turns.some(({ prompt, completion }) => prompt.length + completion.length);
+  return [
+    ["chat", "Chat", () => ({ node: drawChat(episode) })],
+    hasTokens && ["tokens", "Rendered tokens", (query) => drawTokens(episode, drawTurnHead, colouringOf(query))],
+    files?.length && ["files", `Files (${files.length})`, () => ({ node: drawFiles(path, files) })],
+    view && ["env", "Environment's view", () => ({ node: drawFrame(view, episode) })],
+  ].filter(Boolean);
 }
 
 function drawHead(id, episode, title) {

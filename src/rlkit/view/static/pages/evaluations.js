@@ -69,8 +69,7 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const interval = { label: "mean, 95 % interval", low: column("low"), high: column("high") };
   const hasInterval = interval.low.some(isKnown);
   const series = [{ label: "mean", colour: "var(--c0)", values: column("mean"), ...(hasInterval && interval) }];
-  const onStep = (at) => setQuery({ at });
-  const chart = drawChart({ title: metric, x: column("step"), height: 200, onStep, series });
+  const chart = drawChart({ title: metric, x: column("step"), height: 200, onStep: (at) => setQuery({ at }), series });
   const table = drawTasks(run, env, tasks, column("step"), query);
   const link = h("a", { href: runHash(run.id, "evaluation", step) }, "all groups");
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;

@@ -7,8 +7,8 @@ import { choiceControl, formatAge, formatCount, formatNumber, formatReward, form
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
   ...["Tokens", "Cost", "Updated"].map((head) => [head, "num extra"])];
 const SORTS = [
-  ["", "newest"], ["reward", "reward", ({ reward }) => -(reward?.[1] ?? -Infinity)], ["name", "name", ({ name }) => name],
-  ["usd", "cost", ({ usd }) => -(usd ?? -Infinity)],
+  ["", "newest"], ["reward", "reward", ({ reward }) => -(reward?.[1] ?? -Infinity)],
+  ["name", "name", ({ name }) => name], ["usd", "cost", ({ usd }) => -(usd ?? -Infinity)],
 ];
 
 export default async function showRuns(_parts, query) {
