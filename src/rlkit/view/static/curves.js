@@ -1,8 +1,7 @@
 /** Curves of one or several runs: standard panels, any metric by search, smoothing, logarithmic scale. */
-import { drawChart } from "rlkit/chart";
 import { makePanels, metricEnvs, runColour, smoothValues } from "rlkit/panels";
-import { checkControl, choiceControl, emptyNote, field, h, memberBox, replace, runHash, splitIds, textControl, textLine,
-  wordMatcher } from "rlkit/ui";
+import { checkControl, choiceControl, drawChart, emptyNote, field, h, memberBox, replace, runHash, splitIds,
+  textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const MATCHES = 40;
 const STACK_COLOURS = ["--c0", "--c2", "--c1"];

@@ -1,6 +1,5 @@
 /** Files of an episode: the terminal session, the output of the verifier, artefacts. Each loads when it is opened. */
-import { load } from "rlkit/api";
-import { attempt, emptyNote, formatCount, h, replace, section, textBlock, textLine } from "rlkit/ui";
+import { attempt, emptyNote, formatCount, h, load, replace, section, textBlock, textLine } from "rlkit/ui";
 
 const GROUPS = [
   ["Terminal", /\.cast$|terminal|\.pane$|session|transcript|asciinema/i],

@@ -1,6 +1,5 @@
 /** An environment's own renderer in a sandboxed frame: no origin, no network but WebRTC, and only its episode. */
-import { isExport } from "rlkit/api";
-import { h } from "rlkit/dom";
+import { h, isExport } from "rlkit/ui";
 
 const MAX_HEIGHT_PX = 4000;
 let shown = {}; // the frame of the page, and the message that it gets

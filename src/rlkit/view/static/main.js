@@ -1,10 +1,7 @@
 /** Show the page that the address names, keep it live, and frame it with navigation. */
-import { isExport, load } from "rlkit/api";
-import { h, markInvisible, replace } from "rlkit/dom";
-import { attempt } from "rlkit/format";
 import { listenToKeys } from "rlkit/keys";
-import { apiPath, makeHash, parseHash } from "rlkit/route";
-import { textBlock, textLine } from "rlkit/text";
+import { apiPath, attempt, h, isExport, load, makeHash, markInvisible, parseHash, replace, textBlock,
+  textLine } from "rlkit/ui";
 
 const POLL_MS = 2000;
 const THEMES = ["auto", "light", "dark"];

@@ -1,7 +1,7 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace, swatch }
-  from "rlkit/ui";
+import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace,
+  swatch } from "rlkit/ui";
 
 const IMAGE = -1; // the id of a place of an image
 const [CHUNK_TOKENS, MAX_CHUNK_TOKENS] = [300, 1200];

@@ -1,4 +1,6 @@
 /** Everything that pages are built of, under one name. */
+export * from "rlkit/api";
+export * from "rlkit/chart";
 export * from "rlkit/controls";
 export * from "rlkit/dom";
 export * from "rlkit/format";

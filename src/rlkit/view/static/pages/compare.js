@@ -1,10 +1,9 @@
 /** Several runs: curves overlaid, results side by side, and the difference of their configurations. */
-import { loadAll } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
-import { apiPath, emptyNote, errorBlock, h, makeHash, makeHeadedRow, makeTable, replace, section, splitIds, swatch,
-  textLine } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, h, loadAll, makeHash, makeHeadedRow, makeTable, replace, section, splitIds,
+  swatch, textLine } from "rlkit/ui";
 
 export default async function showCompare([, list], query) {
   const ids = splitIds(list);

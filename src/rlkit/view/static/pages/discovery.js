@@ -1,10 +1,8 @@
 /** A search for constructions: its records with drawings, and the tree of its states. */
-import { loadAll } from "rlkit/api";
-import { drawChart } from "rlkit/chart";
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, emptyNote, factList, fold, formatNumber, h, isKnown, makeHeadedRow, makeRunView, makeTable, plural,
-  replace, runHash, section, textBlock, textLine } from "rlkit/ui";
+import { apiPath, drawChart, emptyNote, factList, fold, formatNumber, h, isKnown, loadAll, makeHeadedRow, makeRunView,
+  makeTable, plural, replace, runHash, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
 const DIGITS = 7;

@@ -1,13 +1,12 @@
 /** An episode: its conversation, its exact tokens, its files, and the renderer of its environment. */
-import { loadAll } from "rlkit/api";
 import { drawImage, drawMessages } from "rlkit/chat";
 import { drawFiles } from "rlkit/files";
 import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
 import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, joinFacts,
-  makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace, tabLinks,
-  taskLead, textLine, trainingFacts } from "rlkit/ui";
+  loadAll, makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace,
+  tabLinks, taskLead, textLine, trainingFacts } from "rlkit/ui";
 
 export default async function showEpisode([, id, kind, step, , ...place], query) {
   const path = apiPath("run", id, kind, step, "episode", ...place);

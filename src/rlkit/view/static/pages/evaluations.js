@@ -1,11 +1,9 @@
 /** Evaluations of a run: scores with their intervals, by label and by task. */
-import { loadAll } from "rlkit/api";
-import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { intervalBar } from "rlkit/plots";
-import { apiPath, choiceControl, emptyNote, field, formatReward, h, isKnown, makeHeadedRow, makeList, makeRow,
-  makeRunView, makeTable, pageHead, plural, replace, replaceOptions, rewardClass, runHash, section, selectBox, setQuery,
-  sortRows, textControl, textLine, wordMatcher } from "rlkit/ui";
+import { apiPath, choiceControl, drawChart, emptyNote, field, formatReward, h, isKnown, loadAll, makeHeadedRow,
+  makeList, makeRow, makeRunView, makeTable, pageHead, plural, replace, replaceOptions, rewardClass, runHash, section,
+  selectBox, setQuery, sortRows, textControl, textLine, wordMatcher } from "rlkit/ui";
 
 const ORDERS = [
   ["", "as recorded"], ["better", "most improved", ({ change }) => -change],

@@ -1,11 +1,10 @@
 /** A group: the shared prompt once, the replies side by side in the order of their advantages. */
-import { loadAll } from "rlkit/api";
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
 import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
-  h, isKnown, joinFacts, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions, rewardChip,
-  rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine, trainingFacts } from
-  "rlkit/ui";
+  h, isKnown, joinFacts, loadAll, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
+  rewardChip, rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
+  trainingFacts } from "rlkit/ui";
 
 const COLUMN_LIMIT_CHARS = 12_000;
 const OPEN_PROMPT_CHARS = 4000;

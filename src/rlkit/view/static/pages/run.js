@@ -1,9 +1,8 @@
 /** A run: where it started and is now, findings, curves, configuration. */
-import { loadAll } from "rlkit/api";
 import { drawCurves } from "rlkit/curves";
 import { apiPath, checkField, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward,
-  formatUsd, h, joinIds, keepFocus, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge,
-  textBlock, textLine } from "rlkit/ui";
+  formatUsd, h, joinIds, keepFocus, loadAll, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section,
+  statusBadge, textBlock, textLine } from "rlkit/ui";
 
 export default async function showRun([, id], query) {
   const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];

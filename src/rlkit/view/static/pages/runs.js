@@ -1,7 +1,6 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
-import { load } from "rlkit/api";
 import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinIds, keepFocus,
-  makeHash, makeList, makeRow, memberBox, pageHead, plural, replace, runHash, sortRows, splitIds, statusBadge,
+  load, makeHash, makeList, makeRow, memberBox, pageHead, plural, replace, runHash, sortRows, splitIds, statusBadge,
   textControl, textLine, wordMatcher } from "rlkit/ui";
 
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),

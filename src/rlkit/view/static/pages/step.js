@@ -1,8 +1,8 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
-import { isExport, load, loadAll } from "rlkit/api";
-import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isKnown, makeList,
-  makeRow, makeRunView, meanReward, pageHead, plural, replace, replaceOptions, rewardChip, rewardRange, runHash,
-  selectBox, sortRows, stepPlace, tellTaught, textControl, textLine, wordMatcher } from "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isExport, isKnown, load,
+  loadAll, makeList, makeRow, makeRunView, meanReward, pageHead, plural, replace, replaceOptions, rewardChip,
+  rewardRange, runHash, selectBox, sortRows, stepPlace, tellTaught, textControl, textLine,
+  wordMatcher } from "rlkit/ui";
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];

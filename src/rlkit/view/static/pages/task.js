@@ -1,11 +1,9 @@
 /** One task across the steps of a run, and of a second run beside it. */
-import { loadAll } from "rlkit/api";
-import { drawChart } from "rlkit/chart";
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import { apiPath, choiceControl, emptyNote, factList, formatReward, formatSigned, h, isKnown, makeHash, makeRow,
-  makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, runHash, swatch, textLine }
-  from "rlkit/ui";
+import { apiPath, choiceControl, drawChart, emptyNote, factList, formatReward, formatSigned, h, isKnown, loadAll,
+  makeHash, makeRow, makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, runHash,
+  swatch, textLine } from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
 export default async function showTask([, id, , env, taskId], query) {

@@ -1,9 +1,8 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
-import { loadAll } from "rlkit/api";
 import { sparkline } from "rlkit/plots";
-import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, makeList, makeRow,
-  makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine, wordMatcher } from
-  "rlkit/ui";
+import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, loadAll, makeList,
+  makeRow, makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine,
+  wordMatcher } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
   ...["First", "Last", "Change", "First solved"].map((head) => [head, "num"])];
