@@ -18,7 +18,9 @@ export function makeRunView(run, tab, places, content, others = {}) {
   const { paths = [], update } = others;
   let shown = others.data;
   const refresh = async (data) => {
-    if (data.steps_recorded) keepFocus(tabs, () => replace(tabs, ...drawTabs(data, tab).children));
+    const latestTabs = drawTabs(data, tab);
+    const isNew = data.steps_recorded && !tabs.isEqualNode(latestTabs);
+    if (isNew) keepFocus(tabs, () => replace(tabs, ...latestTabs.children));
     others.refresh?.(data);
     const latest = await loadAll(...paths);
     if (latest.every((each, index) => each === shown[index])) return;
