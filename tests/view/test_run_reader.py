@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -346,6 +347,19 @@ def test_a_mean_of_zero_over_environments_is_a_mean(folder: Path, tmp_path: Path
     names = {"env/all/reward/mean": 0.0, "env/a/reward/mean": -0.5, "env/b/reward/mean": 0.3}
     (run / "metrics.jsonl").write_text(f"{json.dumps({'step': 1, **names})}\n")
     assert get(tmp_path, "runs")["runs"][0]["reward"] == [0.0, 0.0]
+
+
+def test_the_reward_of_a_run_starts_after_its_warm_start(folder: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(folder / "mixed", tmp_path / "mixed"))
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub("^warm_start: null.*$", "warm_start:\n  steps: 200", config, flags=re.M))
+    lines: list[dict[str, float]] = [{"step": step, "env/warm_start/tokens/mean": 2.0} for step in range(1, 4001)]
+    lines += [{"step": 4001, "env/words/reward/mean": 0.25}, {"step": 4002, "env/words/reward/mean": 0.5}]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert (run / "metrics.jsonl").stat().st_size > 1 << 17  # more than is read at each end
+    (row,) = get(tmp_path, "runs")["runs"]
+    assert row["reward"] == [0.25, 0.5]
+    assert row["step"] == 4002
 
 
 def test_the_files_of_a_trial_are_read_inside_its_folder_only(tmp_path: Path) -> None:

@@ -80,10 +80,16 @@ def _render_run(row: Mapping[str, Any]) -> list[str]:
     from rlkit.trackers.rendering import render_gain
 
     steps = f"step {row.get('step', 0)}" + (f"/{row['steps']}" if row.get("steps") else "")
-    reward = row.get("reward")
+    rewards = [reward for reward in row.get("reward") or () if reward is not None]
     seconds = time.time() - (row.get("started") or row.get("updated") or time.time())
     amount, unit = next(((seconds / length, unit) for unit, length in _AGES if seconds >= length), (seconds, "s"))
-    return [row["name"], row["status"] or "", steps, render_gain(reward) if reward else "", f"{amount:.0f} {unit} ago"]
+    return [
+        row["name"],
+        row["status"] or "",
+        steps,
+        render_gain(rewards) if rewards else "",
+        f"{amount:.0f} {unit} ago",
+    ]
 
 
 def doctor(

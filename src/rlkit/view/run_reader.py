@@ -66,7 +66,9 @@ class RunReader(RecordReader):
         config_path = self.path / "config.yaml"
         config = config_path.read_text(errors="replace") if config_path.exists() else ""
         steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d+)", config, re.MULTILINE)))  # with those of a warm start
-        first, last = json_lines.read_ends(self._metrics_path, '"env/')
+        _, last = json_lines.read_ends(self._metrics_path, '"env/')
+        is_late = re.search("^warm_start:(?! null)", config, re.MULTILINE) is not None  # conversations have no reward
+        played = json_lines.read_ends(self._metrics_path, '"env/[^/"]+/reward/mean"', is_rare=is_late)
         is_rare = (self.path / "evaluations").is_dir()
         evaluation = _average_ends(json_lines.read_ends(self._metrics_path, '"eval/', is_rare=is_rare), "eval")
         paths = [path for name in ("metrics.jsonl", "run.json", "usage.json") if (path := self.path / name).exists()]
@@ -84,7 +86,7 @@ class RunReader(RecordReader):
             "model": pick(about, "identity.model", str),
             "envs": [str(env) for env in pick_list(about, "identity.envs")],
             "tags": find_tags(config),
-            "reward": _average_ends((first, last), "env"),
+            "reward": _average_ends(played, "env"),
             "evaluation": evaluation and {"metric": "reward", "start": evaluation[0], "now": evaluation[1]},
             "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
             "usd": last.get("usage/usd"),

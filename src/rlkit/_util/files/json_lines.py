@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -36,10 +37,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [_parse_object(path, line) for line in _read_text(path).split("\n")[:-1]]
 
 
-def read_ends(path: Path, text: str, *, is_rare: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first and the last complete line that contain a text, without reading a large file as a whole.
+def read_ends(path: Path, pattern: str, *, is_rare: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the first and the last complete line with a match, without reading a large file as a whole.
 
     Args:
+        pattern: regular expression.
         is_rare: whether such lines may be far from the beginning and the end, so that the whole file may be read.
 
     Returns:
@@ -47,16 +49,16 @@ def read_ends(path: Path, text: str, *, is_rare: bool = False) -> tuple[dict[str
     """
     if not path.exists():
         return {}, {}
-    part = text.encode()
+    find = re.compile(pattern.encode()).search
     with path.open("rb") as file:
         head = file.read(_END_BYTES)
         file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
         tail = file.read()
-    if is_rare and not (part in head and part in tail):
+    if is_rare and not (find(head) and find(tail)):
         head = tail = path.read_bytes()
     ends = head.split(b"\n")[:-1], reversed(tail.split(b"\n")[:-1])
     # The tail may begin inside a line.
-    first, last = (next((line for line in lines if line.startswith(b"{") and part in line), b"{}") for lines in ends)
+    first, last = (next((line for line in lines if line.startswith(b"{") and find(line)), b"{}") for lines in ends)
     return _parse_object(path, first.decode(errors="replace")), _parse_object(path, last.decode(errors="replace"))
 
 
