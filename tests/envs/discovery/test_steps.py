@@ -92,6 +92,16 @@ def test_a_search_reports_each_improvement_and_returns_the_best() -> None:
     assert Erdos().verify(best_heights).value < 0.383
 
 
+def test_a_search_refines_coarse_step_functions() -> None:
+    improvements = list[tuple[int, float]]()
+    best_heights = search(0, 4.0, pieces=101, on_best=lambda seconds, h: improvements.append((len(h), c5(h))))
+    counts, values = [count for count, _ in improvements], [value for _, value in improvements]
+    assert counts == sorted(counts)
+    assert set(counts) == {50, 100}
+    assert values == sorted(values, reverse=True)
+    assert (len(best_heights), c5(best_heights)) == improvements[-1]
+
+
 def test_a_search_from_a_published_construction_is_better_than_it() -> None:
     start = np.repeat(Erdos().verify(load_published("erdos_haugland_2016")).construction, 2)
     improvements = list[float]()

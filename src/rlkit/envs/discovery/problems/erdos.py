@@ -69,7 +69,7 @@ class Erdos(Problem):
     symbol = "C5"
     initial = "initial_h_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
-    scripted = ((2, 0.38115), (10, 0.380971), (60, 0.380956), (120, 0.380953), (300, 0.380917), (480, 0.380913))
+    scripted = ((2, 0.38107), (10, 0.380975), (60, 0.380954), (120, 0.380936), (300, 0.380914))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:

@@ -22,9 +22,10 @@ _FIRST_RADIUS = 0.02
 _POOL_SIZE = 8
 _POLISH_RADIUS = 1e-5
 _PIECES = 512
-_ISLAND_S = 90.0  # after about a minute, all members of a pool lie in one basin
+_COARSE_PIECES = 48  # of the first level, or up to twice as many
+_COARSE_SHARE = 0.5  # of a search, for the first level
+_ISLAND_S = 30.0  # of the first level; after half a minute, all members of a pool lie in one basin
 _START_SHARE = 0.25  # of an island's time, for random starts
-_SYMMETRIC_SHARE = 0.65
 _HOP_SHARE = 0.95
 _HOP_STEPS = 60  # many short descents find more than few that end
 _SUM_TOLERANCE = 1e-14  # per piece; above it the verifier rescales heights, possibly beyond 1
@@ -171,12 +172,14 @@ def search(
     starts: Sequence[Heights] = (),
     on_best: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
-    """Search by basin hopping: over symmetric step functions from many starts, then with a free centre.
+    """Search by basin hopping, from coarse step functions to fine ones: each level halves the pieces of its best.
+
+    Descents on few pieces are fast, and the best coarse functions lead to good fine ones.
 
     Args:
         seconds: processor time.
-        pieces: number of pieces, without `starts`.
-        starts: constructions with equal numbers of pieces to start from, with a free centre from the beginning.
+        pieces: number of pieces of the last level, without `starts`; each level before has half as many, rounded down.
+        starts: constructions with equal numbers of pieces to start from, as the only level.
         on_best: called with the elapsed seconds and each new best function.
     """
     rng = np.random.default_rng(seed)
@@ -192,21 +195,36 @@ def search(
     pool = _Pool(rng, _MIN_NEW_DISTANCE if starts else _MIN_DISTANCE, report)
     for start in starts:
         pool.add(start)
-    islands = 0 if starts else max(1, round(seconds * _SYMMETRIC_SHARE / _ISLAND_S))
-    for number in range(islands):
-        island = _Pool(rng, _MIN_DISTANCE, report)
-        end_s = began_s + seconds * _SYMMETRIC_SHARE * (number + 1) / islands
-        first_s = time.process_time()
-        while not island.members or time.process_time() < first_s + (end_s - first_s) * _START_SHARE:
-            h = descend(mirror(rng.uniform(0.02, 0.98, pieces)), iterations=3000, symmetric=True)
-            island.add(interior_point(h, centre=0, steps=_HOP_STEPS, end_s=end_s))
-        island.hop(centre=0, end_s=end_s)
-        for _, h in island.members[:2]:
-            pool.add(h)
-    pool.hop(centre=len(pool.members[0][1]) // 4, end_s=began_s + seconds * _HOP_SHARE)
+    halvings = 0 if starts else max(0, int(np.log2(pieces / _COARSE_PIECES)))
+    ends_s = began_s + seconds * _HOP_SHARE * np.linspace(_COARSE_SHARE if halvings else 1, 1, halvings + 1)
+    if not starts:
+        pool = _search_islands(rng, pieces >> halvings, ends_s[0], report)
+    for level, end_s in enumerate(ends_s):
+        if level:
+            coarse, pool = pool, _Pool(rng, _MIN_DISTANCE, report)
+            for _, h in coarse.members:
+                pool.add(interior_point(h.repeat(2), steps=_HOP_STEPS, end_s=end_s))
+        count = len(pool.members[0][1])
+        pool.hop(centre=count // 4 if starts else count, end_s=end_s)
     final = polish(pool.members[0][1], began_s + seconds - time.process_time())
     report(final)
     return final
+
+
+def _search_islands(rng: np.random.Generator, pieces: int, end_s: float, report: Callable[[Heights], None]) -> _Pool:
+    """Search from random starts, in islands of their own, and return a pool with the best two of each."""
+    pool, began_s = _Pool(rng, _MIN_DISTANCE, report), time.process_time()
+    islands = max(1, round((end_s - began_s) / _ISLAND_S))
+    for number in range(islands):
+        island, island_s = _Pool(rng, _MIN_DISTANCE, report), (end_s - began_s) / islands
+        start_s = began_s + island_s * number
+        while not island.members or time.process_time() < start_s + island_s * _START_SHARE:
+            h = descend(rng.uniform(0.02, 0.98, pieces), iterations=1000, symmetric=False)
+            island.add(interior_point(h, steps=_HOP_STEPS, end_s=end_s))
+        island.hop(centre=pieces, end_s=start_s + island_s)
+        for _, h in island.members[:2]:
+            pool.add(h)
+    return pool
 
 
 def _move(pool: Sequence[tuple[float, Heights]], rng: np.random.Generator, centre: int) -> Heights:
