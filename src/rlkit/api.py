@@ -67,7 +67,7 @@ class Settings(TypedDict, total=False):
 def train(
     config: Config | Path | str | None = None,
     *,
-    envs: Tasks | Mapping[str, Tasks] | None = None,
+    envs: Tasks | Mapping[str, Tasks | SectionLike] | None = None,
     advantage: AnyEstimator | SectionLike | str | None = None,
     loss: LossFunction | SectionLike | str | None = None,
     trackers: Sequence[Tracker] | None = None,
@@ -85,7 +85,8 @@ def train(
 
     Args:
         config: a configuration or its path; None starts from the defaults.
-        envs: tasks that replace those of the configuration, or tasks by name, which are added to them.
+        envs: tasks that replace those of the configuration, or tasks or sections such as `{"env": "rows", …}` by name,
+            which are added to them.
         advantage: an estimator, its name, or a mapping with its name and settings.
         loss: a loss function, the name of a loss, or a mapping with its name and settings.
         trackers: observers of the run; None prints a line a step.
@@ -99,8 +100,10 @@ def train(
     if advantage is not None and not isinstance(advantage, str | Mapping | Estimator) and not callable(advantage):
         kind = type(advantage).__name__
         raise UsageError(f"advantage: a value of type {kind} is no name, no function and no mapping with a name")
-    tasks = _name_tasks(envs)
     fields: dict[str, object] = {**settings}
+    tasks, sections = _name_envs(envs)
+    if sections:
+        fields["envs"] = sections
     if loss is not None and not callable(loss):
         fields["loss"] = loss
     if isinstance(advantage, str | Mapping | Estimator):
@@ -119,11 +122,18 @@ def train(
     return _run_in_thread(trainer.train, stop)
 
 
-def _name_tasks(envs: Tasks | Mapping[str, Tasks] | None) -> Mapping[str, Tasks]:
-    if envs is None:
-        return {}
-    if isinstance(envs, Mapping):
-        return cast("Mapping[str, Tasks]", envs)
+def _name_envs(
+    envs: Tasks | Mapping[str, Tasks | SectionLike] | None,
+) -> tuple[Mapping[str, Tasks], Mapping[str, SectionLike]]:
+    """Return the tasks and the sections by name."""
+    if not isinstance(envs, Mapping):
+        return ({} if envs is None else _name_tasks(envs)), {}
+    named = cast("Mapping[str, object]", envs)
+    sections = {name: cast("SectionLike", section) for name, section in named.items() if isinstance(section, Mapping)}
+    return {name: cast("Tasks", tasks) for name, tasks in named.items() if name not in sections}, sections
+
+
+def _name_tasks(envs: Tasks) -> Mapping[str, Tasks]:
     if hasattr(envs, "next") or is_env(envs):
         return {type(envs).__name__: cast("Tasks", envs)}
     tasks = list(envs) if isinstance(envs, Iterable) and not isinstance(envs, str) else envs

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 import rlkit
@@ -119,3 +120,27 @@ def test_the_files_of_the_page_train(byte_model_dir: Path) -> None:
         Path(name).write_text(found[1])
     result = rlkit.train("capitals.yaml", model=str(byte_model_dir), steps=1, lora={"rank": 2}, trackers=[])
     assert result.metrics["env/capitals/episodes"] == 16
+
+
+def test_a_section_is_an_environment_in_python_and_a_row_that_is_evaluated_is_not_trained_on(
+    byte_model_dir: Path,
+) -> None:
+    args = {"path": "data.jsonl", "prompt": "question", "answer": "answer"}
+    notes = list[str]()
+
+    class Ears(rlkit.Tracker):
+        def on_note(self, message: str) -> None:
+            notes.append(message)
+
+    result = rlkit.train(
+        model=str(byte_model_dir),
+        envs={"table": {"env": "rows", "args": args}},
+        eval={"envs": {"held_out": {"env": "rows", "args": {**args, "start": 2}}}},
+        steps=1,
+        batch={"groups": 2, "group_size": 2},
+        sampling={"max_tokens": 2},
+        trackers=[Ears()],
+    )
+    played = pandas.read_parquet(result.directory / "episodes")
+    assert set(played.task) == {"data-0", "data-1"}
+    assert any("1 task" in note and "evaluated" in note for note in notes), notes

@@ -394,7 +394,7 @@ def test_a_contradiction_names_its_field(settings: dict[str, Any], problem: str,
 
 LINES = [
     (b"", "no conversation of .*talks.jsonl has a message of a role in assistant"),
-    (b'{"messages": [{"role": "user", "content": "x"}]}', "has a message of a role in assistant"),
+    (b'{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message has a role in assistant and a weight of"),
     (b"[1]", "line 1: "),
     (b'{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "line 1: a message has the weight 0.5"),
     (b"\n{", "line 2: "),

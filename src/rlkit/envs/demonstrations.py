@@ -117,7 +117,7 @@ def _read(path: Path) -> bytes:
 
 
 def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Iterator[Env]:
-    """Yield the conversations of a file that have a message to train on."""
+    """Yield the conversations of a file."""
     for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -133,9 +133,10 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
             raise UsageError(f"{path}, line {number}: {error or 'it is nested too deeply'}") from error
         pairs = enumerate(zip(messages, weights, strict=True))
         trained = [index for index, (message, weight) in pairs if message["role"] in roles and weight]
-        if trained:
-            tools = [tool.parse() for tool in parsed.tools or ()]
-            yield Conversation(f"{path.stem}/{number}", messages, tools, trained)
+        if not trained:
+            raise UsageError(f"{path}, line {number}: no message has a role in {', '.join(roles)} and a weight of 1")
+        tools = [tool.parse() for tool in parsed.tools or ()]
+        yield Conversation(f"{path.stem}/{number}", messages, tools, trained)
 
 
 def _to_openai(value: Json) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,11 @@ class RowTask(SingleTurnEnv):
     def gold(self) -> str | None:
         """A reply that earns the full reward, if the task compares texts."""
         return str(self.answer) if self.grader is None else None
+
+    @property
+    def content(self) -> str:
+        """The prompt as text, so that a row that is evaluated is not trained on."""
+        return self.question if isinstance(self.question, str) else json.dumps(self.question)
 
     def prompt(self) -> str | Sequence[Message]:
         """Return the messages, or the text to complete."""
