@@ -133,7 +133,8 @@ def test_a_sandbox_that_floods_its_port_delays_neither_the_run_nor_another_sandb
 
 def test_a_stopped_sandbox_ends_its_connections(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        client = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
+        connect = "import socket, sys, time; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
+        client = f"{connect}; time.sleep(99)"  # otherwise it might end by itself before it is killed
         connected, ended = asyncio.Event(), asyncio.Event()
 
         async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -91,7 +91,9 @@ async def _check_gold_answer(context: CheckContext) -> str:
         rollout = await context.player.play(env, gold)
         context.gold_reward = max(context.gold_reward, rollout.reward or 0.0)
         if rollout.reward is None or rollout.reward < _get_full_reward(env) - 1e-9:
-            context.add_problem(env, f"{abbreviate(gold)} gets {rollout.result}, not {_get_full_reward(env):g}")
+            has_reward, full = rollout.reward is not None, f"{_get_full_reward(env):g}"
+            faulty = f"gets {rollout.result}, not {full}" if has_reward else f"has no reward: it {rollout.result}"
+            context.add_problem(env, f"{abbreviate(gold)} {faulty}")
     return f"gets the full reward on {len(cases)} tasks"
 
 
