@@ -16,6 +16,7 @@ def _find_exceptions(report: ServiceReport) -> dict[str, str]:
     return {f"{r.part}: {r.name}": f"{r.status}: {r.detail}" for r in report.results if r.status != "works"}
 
 
+@pytest.mark.slow
 def test_the_quick_checks_pass_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     folder = write_model(tmp_path / "llama", "llama")

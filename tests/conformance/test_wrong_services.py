@@ -17,6 +17,7 @@ from rlkit.conformance.suite import CHECKS, Check, open_probe, run_check
 from rlkit.engine import EngineServer
 from rlkit.testing import byte_model
 from tests.engine.tiny_models import write_model
+from tests.limits import HANG_S
 
 from .wrong_service import (
     Fault,
@@ -372,10 +373,10 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrongService]:
 
 
 @contextmanager
-def _open_probe(wrong: WrongService) -> Iterator[ServiceProbe]:
+def _open_probe(wrong: WrongService, *, timeout_s: float = 60) -> Iterator[ServiceProbe]:
     """Open a probe whose start and learning rates are measured without the fault, so that the check has to find it."""
     fault, wrong.fault = wrong.fault, Fault()
-    with open_probe(wrong.url, api_key=KEY, model="llama", timeout_s=60, seed=0, note=lambda message: None) as probe:
+    with open_probe(wrong.url, api_key=KEY, model="llama", timeout_s=timeout_s, seed=0, note=print) as probe:
         _ = probe.start_logprobs, probe.adam_rate, probe.sgd_rate, probe.sampler
         wrong.fault = fault
         yield probe
@@ -390,7 +391,7 @@ def test_a_fault_of_a_service_is_found(wrong: WrongService, name: str, monkeypat
     (check,) = [check for check in CHECKS if f"{check.part}: {check.name}" == check_name]
     if check not in RIGHT:
         wrong.fault = Fault()
-        with _open_probe(wrong) as probe:
+        with _open_probe(wrong, timeout_s=HANG_S) as probe:  # without a fault, only a hang takes that long
             RIGHT[check] = run_check(probe, check)
     right, wrong.fault = RIGHT[check], fault
     with _open_probe(wrong) as probe:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from rlkit.engine.model.config import ARCHITECTURES, ModelConfig, read_config
+from rlkit.engine.model.rotary import ALL_POSITIONS, AttentionKind, LinearScaling
 from rlkit.errors import UsageError
 
 from .tiny_models import LLAMA3
@@ -22,6 +24,14 @@ PLAIN: dict[str, object] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
+MOE: dict[str, object] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+GEMMA: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
 
@@ -39,7 +49,7 @@ def read_written(directory: Path, **extra: object) -> ModelConfig:
         "GraniteForCausalLM",
         "MixtralForCausalLM",
         "Olmo2ForCausalLM",
-        "Qwen3MoeForCausalLM",
+        "Qwen2MoeForCausalLM",
     ],
 )
 def test_an_unknown_architecture_is_rejected_with_a_list_of_known_ones(architecture: str, tmp_path: Path) -> None:
@@ -60,9 +70,11 @@ def test_an_unknown_architecture_is_rejected_with_a_list_of_known_ones(architect
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "longrope"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "differ by layer"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 256}, "sliding_window = 256"),
-        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 511}, "sliding_window = 511"),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "sliding_window"),
+        ({**GEMMA, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({**GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({**GEMMA, "attention_bias": True}, "attention_bias"),
+        ({**GEMMA, "hidden_activation": "relu"}, "hidden_activation = 'relu'"),
     ],
 )
 def test_unsupported_configuration_fields_are_rejected(extra: dict[str, object], named: str, tmp_path: Path) -> None:
@@ -71,21 +83,49 @@ def test_unsupported_configuration_fields_are_rejected(extra: dict[str, object],
 
 
 @pytest.mark.parametrize(
-    "extra",
+    ("architecture", "extra", "layers"),
     [
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 512},
-        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
-        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": False},
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "sliding_window": 8,
-            "use_sliding_window": True,
-            "layer_types": ["full_attention"] * 8,
-        },
+        ("MistralForCausalLM", {"sliding_window": 512}, []),  # as long as the context
+        ("MistralForCausalLM", {"sliding_window": None}, []),
+        ("MistralForCausalLM", {}, range(8)),
+        ("Phi3ForCausalLM", {}, range(8)),
+        ("LlamaForCausalLM", {"use_sliding_window": True}, []),
+        ("Qwen2ForCausalLM", {}, []),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 3}, range(3, 8)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 0}, range(8)),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True}, []),
+        ("Qwen3ForCausalLM", {"use_sliding_window": True, "layer_types": [SLIDING, FULL] * 4}, [0, 2, 4, 6]),
+        ("Qwen3MoeForCausalLM", {**MOE, "use_sliding_window": True}, range(8)),
+        ("SmolLM3ForCausalLM", {"use_sliding_window": True}, [3, 7]),
+        ("Gemma3ForCausalLM", {}, [0, 1, 2, 3, 4, 6, 7]),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 3}, [0, 1, 3, 4, 6, 7]),
+        ("Gemma3ForCausalLM", {"layer_types": [FULL] * 7 + [SLIDING]}, [7]),
     ],
 )
-def test_a_sliding_window_without_effect_is_accepted(extra: dict[str, object], tmp_path: Path) -> None:
-    assert read_written(tmp_path, **extra).max_positions == 512
+def test_layers_with_a_sliding_window_are_those_of_the_family(
+    architecture: str, extra: dict[str, object], layers: Sequence[int], tmp_path: Path
+) -> None:
+    config = read_written(tmp_path, **{"sliding_window": 256} | extra | {"architectures": [architecture]})
+    assert [kind.window for kind in config.attention] == [256 if i in layers else ALL_POSITIONS for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+                SLIDING: {"rope_type": "default", "rope_theta": 3e4},
+            }
+        },
+    ],
+    ids=["older", "newer"],
+)
+def test_the_rotation_of_gemma_depends_on_the_window(extra: dict[str, object], tmp_path: Path) -> None:
+    config = read_written(tmp_path, **GEMMA, sliding_window=256, **extra)
+    assert config.attention[5] == AttentionKind(2e6, LinearScaling(8.0))
+    assert config.attention[0] == AttentionKind(3e4, window=256)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +149,14 @@ def test_a_sliding_window_without_effect_is_accepted(extra: dict[str, object], t
         ({"rope_scaling": YARN | {"attention_factor": "big"}}, "attention_factor"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+        ({**GEMMA, "layer_types": [FULL] * 7}, "layer_types"),
+        ({**GEMMA, "layer_types": ["chunked_attention"] * 8}, "layer_types"),
+        ({**GEMMA, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ({**MOE, "num_experts_per_tok": 5}, "num_experts_per_tok 5 is greater than the number of experts, 4"),
+        ({**MOE, "mlp_only_layers": 3}, "mlp_only_layers"),
+        ({**MOE, "moe_intermediate_size": None}, "moe_intermediate_size"),
+        ({**MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),
     ],
 )
 def test_a_field_with_an_absurd_value_is_named(extra: dict[str, object], named: str, tmp_path: Path) -> None:
@@ -128,7 +176,8 @@ def test_a_missing_field_has_the_default_of_its_family(tmp_path: Path) -> None:
     assert read_written(tmp_path, num_key_value_heads="absent").kv_heads == 4
     assert read_written(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
     smollm3 = read_written(tmp_path, architectures=["SmolLM3ForCausalLM"])
-    assert (smollm3.tied, smollm3.rope_theta, smollm3.unrotated) == (True, 2e6, {3, 7})
+    assert smollm3.tied
+    assert [kind.theta for kind in smollm3.attention] == [2e6, 2e6, 2e6, None] * 2
 
 
 def test_a_configuration_is_hashable_and_frozen(tmp_path: Path) -> None:

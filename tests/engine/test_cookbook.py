@@ -39,6 +39,9 @@ class Runs:
         return [json.loads(line) for line in (self.folder / loop / "checkpoints.jsonl").read_text().splitlines()]
 
 
+pytestmark = pytest.mark.slow  # the loops take a minute
+
+
 @pytest.fixture(scope="module")
 def runs(byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("cookbook")

@@ -31,6 +31,7 @@ from rlkit.engine.training.packing import Example
 
 from .conftest import connect
 from .helpers import ce_datum, logprobs_of, prompt, rl_datum
+from .test_families import CASES, make
 from .tiny_models import VOCABULARY, write_model
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA GPU")
@@ -83,11 +84,14 @@ def in_bfloat16(weights: Weights) -> Weights:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_log_probabilities_and_gradients_are_close_to_float32(
     tmp_path: Path, lanes: Lanes, family: str, device: str
 ) -> None:
-    directory = write_model(tmp_path / "m", family, tied=family == "llama", scale=0.08)
+    if family == "gemma3":
+        directory = make(tmp_path / "m", *CASES[family][:1], **CASES[family][1] | {"vocab_size": VOCABULARY})
+    else:
+        directory = write_model(tmp_path / "m", family, tied=family == "llama", scale=0.08)
     results: list[tuple[np.ndarray, torch.Tensor]] = []
     exact = load_weights(directory)
     for weights in (exact, load_weights(directory, device) if device == "cuda" else in_bfloat16(exact)):
@@ -137,6 +141,7 @@ def test_sampled_log_probabilities_equal_scored_ones(tmp_path: Path, lanes: Lane
     assert np.abs(scored[0].prompt_scores.logprobs[-len(sample.tokens) :] - sample.logprobs).max() < 0.1
 
 
+@pytest.mark.slow
 def test_twice_as_many_rows_of_bfloat16_fit_the_cache(tmp_path: Path, lanes: Lanes) -> None:
     exact = load_weights(write_model(tmp_path / "m"))
     two = replace(batch_limits(torch.device("cpu")), kv_bytes=2 * kv_bytes(exact.config, 11, 4))

@@ -17,9 +17,9 @@ PROGRAM = """
 import numpy as np
 from rlkit.engine.kernels import cpu_kernels
 found = np.empty((1, 1), np.float32)
-cpu_kernels.swiglu(np.array([[0, 3]], np.float32), found, 0, 1)
+cpu_kernels.glu(np.array([[0, 3]], np.float32), found, 0, 1, False)
 print(float(found[0, 0]))
-stats = cpu_kernels.swiglu.stats
+stats = cpu_kernels.glu.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
@@ -65,6 +65,7 @@ c.IndexDataCacheFile.save = full""",
     ],
     ids=["no place", "full disk"],
 )
+@pytest.mark.slow
 def test_code_is_compiled_again_if_the_cache_is_unwritable(before: str, tmp_path: Path) -> None:
     assert run(tmp_path, before + "\n")[0] == "0.0"
 

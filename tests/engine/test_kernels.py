@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.model.ops import exponentiate_rows, swiglu
+from rlkit.engine.model.ops import exponentiate_rows, glu
 
 
 def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:
     # silu(g) · u = g / (1 + e^−g) · u, which for large −g is g · e^g · u: the exponential alone.
     exponents = torch.linspace(20, 87, 200_001)
-    outputs = swiglu(torch.stack([-exponents, -1 / exponents], 1))[:, 0].double()
+    outputs = glu(torch.stack([-exponents, -1 / exponents], 1))[:, 0].double()
     exact = 1 / (1 + torch.exp(exponents.double()))
     unit = torch.from_numpy(np.spacing(exact.float().numpy())).double()
     assert float(((outputs - exact).abs() / unit).max()) < 5  # two of the exponential, and three roundings
@@ -20,7 +20,7 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:
 
 @pytest.mark.parametrize("exponent", [-104.0, -88.0, 88.5, 700.0])
 def test_the_exponential_ends_where_float32_does(exponent: float) -> None:
-    output = swiglu(torch.tensor([[-exponent, 1.0]]))
+    output = glu(torch.tensor([[-exponent, 1.0]]))
     assert float(output) == pytest.approx(-exponent / (1 + np.exp(np.float64(exponent))), abs=1e-35)
 
 

@@ -32,10 +32,12 @@ def test_the_low_rank_term_has_the_autograd_gradient_of_its_formula(
     )
     upstream = random(rows, sum(widths))
     both = random(rows, 8).requires_grad_()
-    passed = functional.silu(both[:, :4]) * both[:, 4:]
+    silu = functional.silu(both[:, :4]) * both[:, 4:]
+    gelu = functional.gelu(both[:, :4], approximate="tanh") * both[:, 4:]
     for output, expected, entering in (
         (lora.multiply(x, weight), x @ weight + lora.delta(x), x),  # the formula, by autograd alone
-        (lora.multiply(both, weight, applies_swiglu=True), passed @ weight + lora.delta(passed), both),
+        (lora.multiply(both, weight, gate="silu"), silu @ weight + lora.delta(silu), both),
+        (lora.multiply(both, weight, gate="gelu"), gelu @ weight + lora.delta(gelu), both),
     ):
         torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
         learned = [entering, lora.a, *lora.bs]

@@ -170,7 +170,7 @@ np.save({str(tmp_path / "found.npy")!r}, matmul(x, pack(w)).numpy())
 from rlkit.engine.kernels.decode_attention import attend
 row, keys, values = (np.random.default_rng(i).standard_normal(n).astype(np.float32) for i, n in enumerate({SHAPES}))
 out = np.empty(80, np.float32)
-attend(row, keys, values, 21, np.empty(32, np.float32), out)
+attend(row, keys, values, 21, 32, np.empty(32, np.float32), out)
 np.save({str(tmp_path / "mixed.npy")!r}, out)
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

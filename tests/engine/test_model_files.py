@@ -289,7 +289,7 @@ def test_a_model_is_downloaded_from_the_hub_once(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("hub_config", "named"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
 )

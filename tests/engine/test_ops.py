@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlkit.engine.model.ops import Rope, apply_rope, apply_rope_in_place, rms_norm, swiglu
+from rlkit.engine.model.ops import Rope, apply_rope, apply_rope_in_place, glu, rms_norm
 
 
 def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -43,7 +43,9 @@ def test_the_operations_equal_their_formulas(rows: int, scale: float) -> None:
     exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
     torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), exact, rtol=1e-5, atol=1e-12)
     gate, up = x.double().chunk(2, -1)
-    torch.testing.assert_close(swiglu(x).double(), functional.silu(gate) * up, rtol=1e-5, atol=1e-20)
+    torch.testing.assert_close(glu(x).double(), functional.silu(gate) * up, rtol=1e-5, atol=1e-20)
+    exact = gate * torch.sigmoid(gate * (8 / torch.pi) ** 0.5 * (1 + 0.044715 * gate * gate)) * up
+    torch.testing.assert_close(glu(x, "gelu").double(), exact, rtol=2e-5, atol=1e-20)
     heads = x.view(rows, 6, 8)
     exact = turned(heads, 4, rope(rows, 8))
     torch.testing.assert_close(apply_rope(heads, 4, rope(rows, 8)).double(), exact, rtol=1e-5, atol=1e-6 * scale)
@@ -55,17 +57,19 @@ def test_the_operations_equal_their_formulas(rows: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("name", ["norm", "gate"])
+@pytest.mark.parametrize("name", ["norm", "silu", "gelu"])
 def test_a_gradient_equals_the_formula_in_float64(name: str, threads: int, threads_of_torch: None) -> None:
     rows = 40 if threads == 1 else 6000  # enough to be shared
     weight = random(48, seed=1)
     compiled: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "norm": lambda x: rms_norm(x, weight, 1e-5),
-        "gate": swiglu,
+        "silu": glu,
+        "gelu": lambda x: glu(x, "gelu"),
     }
     formula: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "norm": lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double(),
-        "gate": lambda x: functional.silu(x[:, :24]) * x[:, 24:],
+        "silu": lambda x: functional.silu(x[:, :24]) * x[:, 24:],
+        "gelu": lambda x: functional.gelu(x[:, :24], approximate="tanh") * x[:, 24:],
     }
     x = random(rows, 48, seed=0, scale=3.0).requires_grad_()
     exact = x.detach().double().requires_grad_()
@@ -89,13 +93,13 @@ def test_a_row_has_the_same_bits_with_any_neighbours(threads: int) -> None:
     x, weight, by = random(4000, 96, seed=0), random(96, seed=1), rope(4000, 8)
     torch.set_num_threads(threads)
     try:
-        together = rms_norm(x, weight, 1e-5), swiglu(x), turned_in_place(x, by)
+        together = rms_norm(x, weight, 1e-5), glu(x), turned_in_place(x, by)
     finally:
         torch.set_num_threads(1)
     for row in (0, 1777, 3999):
         row_slice = slice(row, row + 1)
         turn = by[0][row_slice], by[1][row_slice]
-        alone = rms_norm(x[row_slice], weight, 1e-5), swiglu(x[row_slice]), turned_in_place(x[row_slice], turn)
+        alone = rms_norm(x[row_slice], weight, 1e-5), glu(x[row_slice]), turned_in_place(x[row_slice], turn)
         for a, b in zip(alone, together, strict=True):
             assert torch.equal(a, b[row_slice])
 
@@ -107,4 +111,4 @@ def test_finite_and_non_finite_values_do_not_mix(value: float) -> None:
     by_formula = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
     torch.testing.assert_close(rms_norm(x, torch.ones(48), 1e-5), by_formula, equal_nan=True)
     exact = functional.silu(x[:, :24].double()) * x[:, 24:].double()
-    torch.testing.assert_close(swiglu(x).double(), exact, equal_nan=True, rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(glu(x).double(), exact, equal_nan=True, rtol=1e-5, atol=1e-30)

@@ -24,6 +24,7 @@ from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
 from rlkit.engine.model.ops import ROWS
 from rlkit.engine.model.weights import Weights, load_weights
+from tests.marks import split_slow
 
 from .helpers import as_double
 from .tiny_models import VOCABULARY, write_model
@@ -39,7 +40,7 @@ def lanes() -> Iterator[Lanes]:
     lanes.close()
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=split_slow(["llama", "qwen3"], lambda family: family == "qwen3"))
 def weights(request: pytest.FixtureRequest, lanes: Lanes, tmp_path_factory: pytest.TempPathFactory) -> Weights:
     folder = tmp_path_factory.mktemp("m")
     base = load_weights(write_model(folder, request.param, max_position_embeddings=4096))

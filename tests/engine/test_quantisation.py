@@ -20,6 +20,7 @@ from rlkit.errors import UsageError
 from tests.limits import HANG_S
 
 from .helpers import ce_datum
+from .test_families import MOE, make
 from .tiny_models import write_model
 
 
@@ -155,8 +156,11 @@ np.save(sys.argv[2], np.array(rows))
 
 
 @pytest.mark.slow
-def test_torch_gives_the_results_of_the_kernels_where_compiling_is_disabled(tmp_path: Path) -> None:
-    directory = write_model(tmp_path / "m", "qwen3", scale=0.15, dtype=torch.bfloat16)
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe"])
+def test_torch_gives_the_results_of_the_kernels_where_compiling_is_disabled(family: str, tmp_path: Path) -> None:
+    options = {**MOE} if family == "qwen3_moe" else {"head_dim": 16}
+    options |= {"sliding_window": 8} if family == "gemma3_text" else {}
+    directory = make(tmp_path / "m", family, torch.bfloat16, **options)
     results = []
     for disabled in ("0", "1"):
         target = tmp_path / f"{disabled}.npy"

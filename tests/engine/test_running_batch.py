@@ -13,18 +13,22 @@ from rlkit.engine.decode.kv_cache import KvBlock
 from rlkit.engine.decode.running_batch import StepRunner
 from rlkit.engine.kernels import decode_step
 from rlkit.engine.model.lora import make_sampling_weights
+from rlkit.engine.model.rotary import AttentionKind
 from rlkit.engine.model.weights import Weights, load_weights
 
+from .helpers import as_double
 from .tiny_models import VOCABULARY, write_model
 
 ROWS, LENGTH = 12, 37  # into a second bucket
 
 
 def odd_weights(directory: Path, family: str, **other: int) -> Weights:
-    """A model of which one layer rotates nothing and has a bias where others have none."""
+    """A model whose layers differ: the first rotates nothing and has a bias, a window, and norms after its parts."""
     weights = load_weights(write_model(directory, family, **other))
     first, *others = weights.layers
-    odd = replace(first, rotary=False, o_bias=torch.linspace(-1, 1, weights.config.hidden_size))
+    vector = torch.linspace(-0.5, 0.5, weights.config.hidden_size)
+    kind = AttentionKind(None, window=11)
+    odd = replace(first, attention=kind, o_bias=vector, attention_out_norm=1 + vector, mlp_out_norm=1 - vector)
     return replace(weights, layers=(odd, *others))
 
 
@@ -46,7 +50,7 @@ def decode(runner: StepRunner, weights: Weights, threads: int = 1) -> list[torch
 
 
 class ByTorch(StepRunner):
-    """Steps as they are where there are no kernels."""
+    """Steps as they are where kernels cannot compute all layers, or none, as of float64."""
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights, 1)
@@ -62,9 +66,10 @@ def test_a_compiled_step_equals_torch(family: str, shape: dict[str, int], tmp_pa
     weights = odd_weights(tmp_path / "m", family, hidden=336, **shape)
     served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
     with torch.inference_mode():
-        compiled, exact = decode(StepRunner(served, 1), served), decode(ByTorch(served), served)
-        for mine, theirs in zip(compiled, exact, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+        compiled, double = decode(StepRunner(served, 1), served), as_double(served)
+        for others in (decode(ByTorch(served), served), decode(ByTorch(double), double)):
+            for mine, theirs in zip(compiled, others, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=5e-5 * float(theirs.abs().max()))
         # However many threads there are, and more than there are cores, every bit is the same.
         for threads in (2, 3, 7):
             runner = StepRunner(served, threads)

@@ -46,7 +46,7 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
     ("extra", "named"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "q_proj.bias"),
@@ -74,7 +74,8 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
 def test_rotations_of_far_positions_are_computed_directly(tmp_path: Path) -> None:
     config = load_weights(write_model(tmp_path / "m")).config
     where = torch.tensor([70_000, 3, 0, 1023, 1024, 70_001])
-    cos, sin = compute_rope(config, where, torch.zeros(()))
-    angles = where[:, None] * torch.tensor(config.inverse_frequencies() * 2, dtype=torch.float32)
+    kind, width = config.attention[0], config.head_dim
+    cos, sin = compute_rope(kind, width, where, torch.zeros(()))
+    angles = where[:, None] * torch.tensor(kind.inverse_frequencies(width) * 2, dtype=torch.float32)
     torch.testing.assert_close(cos[:, 0], angles.cos(), atol=1e-6, rtol=0)
     torch.testing.assert_close(sin[:, 0], angles.sin(), atol=1e-6, rtol=0)

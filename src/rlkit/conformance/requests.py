@@ -60,7 +60,7 @@ def check_capabilities(probe: ServiceProbe) -> str:
     models = {m.model_name: m for m in probe.wait(probe.rest.get_server_capabilities()).supported_models}
     expect(probe.model in models, f"{probe.model} is in use but not listed among {len(models)} models")
     context = models[probe.model].max_context_length
-    return f"{len(models)} models, context of {context or 'unknown length'}"
+    return f"{len(models)} model{'' if len(models) == 1 else 's'}, context of {context or 'unknown length'}"
 
 
 def check_key(probe: ServiceProbe) -> str:

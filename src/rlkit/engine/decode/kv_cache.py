@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rlkit.engine.kernels.decode_attention import attend
 from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.ops import split_heads
+from rlkit.engine.model.ops import has_kernels, split_heads
 
 _SHORT_STEP_TOKENS = 32
 _LONG_STEP_TOKENS = 256
@@ -144,18 +145,24 @@ class KvBlock[Row]:
     def start_step(self) -> None:
         """Make room for one more position in every row."""
         self.lengths = [length + 1 for length in self.lengths]
-        self._step: tuple[Tensor, Tensor] | None = None
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
 
     def addresses(self) -> NDArray[np.int64]:
         """Return the addresses of the keys and values of each layer, [layers, 2]."""
         return np.array([[tensor.data_ptr() for tensor in layer] for chunk in self._chunks for layer in chunk])
 
-    def attend(self, layer: int, rows: Tensor, out: Tensor) -> None:
+    def attend(self, layer: int, rows: Tensor, window: int, out: Tensor) -> None:
         """Write this step's position and attend: queries, keys and values [n, H + 2K, D] to `out [n, H · D]`."""
         chunk, index = divmod(layer, len(self._chunks[0]))
         keys, values = self._chunks[chunk][index]
+        if has_kernels(rows):
+            scores = np.empty(self.tokens, np.float32)
+            arrays = (tensor.numpy() for tensor in (rows, keys, values, out))
+            for row, k, v, mixed, length in zip(*arrays, self.lengths, strict=False):  # the capacity may be larger
+                attend(row, k, v, length - 1, window, scores, mixed)
+            return
         q, k, v = split_heads(rows, keys.shape[1])
-        last, mask = self._step_mask()
+        last, mask = self._step_mask(window)
         places = torch.arange(len(rows), device=rows.device)
         keys[places, :, last], values[places, :, last] = k, v
         grouped = q.reshape(len(rows), keys.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
@@ -170,16 +177,17 @@ class KvBlock[Row]:
 
         parallel_for(run_chunks, len(self._chunks), min_per_thread=1, threads=self._threads)
 
-    def _step_mask(self) -> tuple[Tensor, Tensor]:
-        """Return the new position of each row, [n], and the mask of its scores, [n, bucket]: −∞ at unused positions.
+    def _step_mask(self, window: int) -> tuple[Tensor, Tensor]:
+        """Return the new position of each row, [n], and the mask of its scores, [n, bucket]: −∞ at hidden positions.
 
-        All layers share them; the first computes them.
+        All layers with this window share them; the first computes them.
         """
-        if self._step is None:
+        if window not in self._masks:
             last = torch.tensor(self.lengths, device=self._template.device) - 1
-            hidden = torch.arange(self.tokens, device=last.device) > last[:, None]
-            self._step = last, self._template.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        return self._step
+            places = torch.arange(self.tokens, device=last.device)
+            hidden = (places > last[:, None]) | (places <= last[:, None] - window)
+            self._masks[window] = last, self._template.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return self._masks[window]
 
     def _capacity_with(self, count: int) -> int:
         """Return the capacity for `count` more rows: the present capacity, or slightly more than needed."""

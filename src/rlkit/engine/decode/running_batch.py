@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, groupby
 
@@ -30,6 +30,7 @@ from rlkit.engine.kernels.threads import OPEN_BARRIER, run_team
 from rlkit.engine.model.lora import NO_ADAPTER
 from rlkit.engine.model.matrices import Matrix, PackedMatrix, matmul
 from rlkit.engine.model.ops import ROWS, Rope, apply_rope, has_kernels, rms_norm
+from rlkit.engine.model.rotary import AttentionKind
 from rlkit.engine.model.transformer import add_attention, compute_rope, mlp, project_qkv
 from rlkit.engine.model.weights import Weights
 
@@ -156,34 +157,40 @@ class StepRunner:
         config, device = self._weights.config, self._weights.norm.device
         x = self._weights.embed(torch.tensor([*tokens, *padding], device=device))
         positions = [length - 1 for block in blocks for length in block.lengths]
-        rope = compute_rope(config, torch.tensor(positions + padding), x)
+        where = torch.tensor(positions + padding)
+        ropes = {kind: compute_rope(kind, config.head_dim, where, x) for kind in self._weights.attention_kinds}
         if self._model is None:
-            logits = matmul(self._run_with_torch(x, rope, blocks), self._weights.output)
+            logits = matmul(self._run_with_torch(x, ropes, blocks), self._weights.output)
         else:
-            logits = self._run_compiled(self._model, x, rope, positions, blocks)
+            logits = self._run_compiled(self._model, x, [*ropes.values()], positions, blocks)
         return logits[: len(tokens)].float()
 
     def release_memory(self) -> None:
         """Release the memory that steps reuse."""
         self._scratch = make_zeros(0)
 
-    def _run_with_torch[Row](self, x: Tensor, rope: Rope, blocks: Sequence[KvBlock[Row]]) -> Tensor:
+    def _run_with_torch[Row](
+        self, x: Tensor, ropes: Mapping[AttentionKind, Rope], blocks: Sequence[KvBlock[Row]]
+    ) -> Tensor:
         """Return hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
         weights, config = self._weights, self._weights.config
         mixed = x.new_zeros(len(x), config.heads * config.head_dim)
         edges = [0, *accumulate(len(block.rows) for block in blocks)]
         for index, layer in enumerate(weights.layers):
-            qkv = project_qkv(config, layer, x)
-            if layer.rotary:
-                qkv = apply_rope(qkv, config.heads + config.kv_heads, rope)
+            qkv = apply_rope(project_qkv(config, layer, x), config.heads + config.kv_heads, ropes[layer.attention])
             for block, start, end in zip(blocks, edges, edges[1:], strict=False):
-                block.attend(index, qkv[start:end], mixed[start:end])
-            x = add_attention(layer, x, mixed, NO_ADAPTER)
+                block.attend(index, qkv[start:end], layer.attention.window, mixed[start:end])
+            x = add_attention(config, layer, x, mixed, NO_ADAPTER)
             x = x + mlp(config, layer, x, NO_ADAPTER)
         return rms_norm(x, weights.norm, config.norm_eps)
 
     def _run_compiled[Row](
-        self, model: decode_step.Model, x: Tensor, rope: Rope, positions: Sequence[int], blocks: Sequence[KvBlock[Row]]
+        self,
+        model: decode_step.Model,
+        x: Tensor,
+        ropes: Sequence[Rope],
+        positions: Sequence[int],
+        blocks: Sequence[KvBlock[Row]],
     ) -> Tensor:
         """Return logits [N, V] of embeddings `x [N, E]`."""
         config, count, members = self._weights.config, len(x), self._threads
@@ -206,7 +213,7 @@ class StepRunner:
         step = decode_step.Step(
             counter=np.zeros(8, np.int64),
             x=x.numpy(),
-            rope=torch.stack(rope)[:, :, 0].numpy(),
+            ropes=torch.stack([torch.stack(rope)[:, :, 0] for rope in ropes]).numpy(),
             caches=np.stack([block.addresses() for block in blocks]),
             tokens=np.array([block.tokens for block in blocks]),
             rows=np.array([(*row, last) for row, last in zip(rows, positions, strict=True)]),
@@ -241,17 +248,18 @@ def _balance_rows(positions: Sequence[int], members: int) -> NDArray[np.int64]:
 
 
 def _compiled_model(weights: Weights) -> decode_step.Model | None:
-    """Return the weights for compiled code, or None if they are not packed."""
-    if not isinstance(weights.output, PackedMatrix) or not has_kernels(weights.norm):
+    """Return the weights for compiled code, or None if they are not packed or have experts."""
+    if not isinstance(weights.output, PackedMatrix) or not has_kernels(weights.norm) or weights.config.experts:
         return None
-    layers = weights.layers
+    layers, kinds = weights.layers, weights.attention_kinds
     return decode_step.Model(
         vectors=np.array([[_address(getattr(layer, name)) for name in decode_step.VECTORS] for layer in layers]),
         matrices=np.array([[_fields(getattr(layer, name)) for name in decode_step.MATRICES] for layer in layers]),
-        rotary=np.array([layer.rotary for layer in layers]),
+        attention=np.array([(kinds.index(layer.attention), layer.attention.window) for layer in layers]),
         norm=weights.norm.numpy(),
         head=_fields(weights.output),
         eps=np.float32(weights.config.norm_eps),
+        is_gelu=weights.config.activation == "gelu",
     )
 
 

@@ -38,6 +38,7 @@ def attention(  # noqa: PLR0917  compiled
     rows: Floats,
     spans: Integers,
     kv_heads: int,
+    window: int,
     first: int,
     last: int,
     prefix_rows: Floats,
@@ -49,13 +50,13 @@ def attention(  # noqa: PLR0917  compiled
     Args:
         rows: [N, H + 2K, D], queries, keys and values.
         spans: [S, 4], start and length of each sequence, then start and length of its prefix.
+        window: the number of last positions, with itself, that a position attends to.
         first: the first key head, up to `last`, exclusive.
         prefix_rows: [M, at least 2K, D], whose last heads are the keys and values of prefixes; may be `rows`.
         out: [N, H, D], the result; rows of no span stay unchanged.
         stats: [N, H, 2], a second result: a query's largest score, and the sum of its weights.
     """
-    size = rows.shape[2]
-    heads = rows.shape[1] - 2 * kv_heads
+    size, heads = rows.shape[2], rows.shape[1] - 2 * kv_heads
     group = heads // kv_heads
     scale = _ONE / np.sqrt(np.float32(size))
     width, longest = _round_up(size), _longest(spans)
@@ -74,8 +75,8 @@ def attention(  # noqa: PLR0917  compiled
                     visible, block_stats = prefix + query + count, stats[first_row : first_row + count, head]
                     _read_rows(rows, head, first_row, count, queries, 0)
                     _multiply(queries, False, transposed, size, weights, count, visible, False)
-                    _find_peaks(weights, prefix + query, block_stats)
-                    _exponentiate(weights, prefix + query, visible, scale, block_stats)
+                    _find_peaks(weights, prefix + query, window, block_stats)
+                    _exponentiate(weights, prefix + query, window, visible, scale, block_stats)
                     _sum_weights(weights, prefix + query, block_stats)
                     _multiply(weights, False, values, visible, mixed, count, size, False)
                     _divide_by_sums(mixed, width, block_stats)
@@ -87,6 +88,7 @@ def attention_gradient(  # noqa: PLR0917  compiled
     rows: Floats,
     spans: Integers,
     kv_heads: int,
+    window: int,
     first: int,
     last: int,
     out: Floats,
@@ -100,10 +102,8 @@ def attention_gradient(  # noqa: PLR0917  compiled
         rows: as all arguments up to `last`, the argument of `attention`; `out` and `stats` are its results.
         grad_rows: [N, H + 2K, D], the result; rows of no span stay unchanged. A prefix precedes its continuations.
     """
-    size = rows.shape[2]
-    heads = rows.shape[1] - 2 * kv_heads
-    group = heads // kv_heads
-    scale = _ONE / np.sqrt(np.float32(size))
+    size, heads = rows.shape[2], rows.shape[1] - 2 * kv_heads
+    group, scale = heads // kv_heads, _ONE / np.sqrt(np.float32(size))
     width, longest = _round_up(size), min(_longest(spans), _KEYS + _LINE + _LINE // 2)
     keys, transposed_keys, grad_keys = _zeros(longest, width), _zeros(size, longest), _zeros(longest, width)
     values, transposed_values, grad_values = _zeros(longest, width), _zeros(size, longest), _zeros(longest, width)
@@ -119,10 +119,11 @@ def attention_gradient(  # noqa: PLR0917  compiled
                 _gather(rows, rows, kv_heads - k, span, key, key_count, values)
                 transposed_keys[:, :key_count] = keys[:key_count, :size].T
                 transposed_values[:, :key_count] = values[:key_count, :size].T
-                grad_keys[:key_count] = 0
-                grad_values[:key_count] = 0
+                grad_keys[:key_count] = grad_values[:key_count] = 0
+                # The first part of the keys writes the gradients of all queries.
+                end = min(key + key_count + window - prefix, length) if key else length
                 for head in range(k * group, (k + 1) * group):
-                    for query in range(max(key - prefix, 0) // block * block, length, block):
+                    for query in range(max(key - prefix, 0) // block * block, end, block):
                         first_row, count = start + query, min(block, length - query)
                         before, block_stats = prefix + query - key, stats[first_row : first_row + count, head]
                         visible = min(before + count, key_count)
@@ -130,7 +131,7 @@ def attention_gradient(  # noqa: PLR0917  compiled
                         _read_rows(out, head, first_row, count, mixed, 0)
                         _read_rows(grad_out, head, first_row, count, grad_mixed, 0)
                         _multiply(queries, False, transposed_keys, size, weights, count, visible, False)
-                        _exponentiate(weights, before, visible, scale, block_stats)
+                        _exponentiate(weights, before, window, visible, scale, block_stats)
                         _divide_by_sums(weights, _round_up(visible), block_stats)
                         _multiply(weights, True, grad_mixed, count, grad_values, visible, size, True)
                         _multiply(grad_mixed, False, transposed_values, size, grad_weights, count, visible, False)
@@ -240,14 +241,16 @@ def _multiply(  # noqa: PLR0917  compiled
 
 
 @njit
-def _find_peaks(scores: Floats, before: int, stats: Floats) -> None:
-    """Find the largest score of each query; the first query attends to `before` positions and itself."""
+def _find_peaks(scores: Floats, before: int, window: int, stats: Floats) -> None:
+    """Find the largest score of each query; `before` positions are before the first query."""
     for i in range(len(stats)):
-        stats[i, 0] = row_max(scores[i, : before + i + 1])
+        stats[i, 0] = row_max(scores[i, max(before + i + 1 - window, 0) : before + i + 1])
 
 
 @njit(fastmath=FASTMATH_FLAGS)
-def _exponentiate(scores: Floats, before: int, columns: int, scale: np.float32, stats: Floats) -> None:
+def _exponentiate(  # noqa: PLR0917  compiled
+    scores: Floats, before: int, window: int, columns: int, scale: np.float32, stats: Floats
+) -> None:
     """Replace scores by their exponentials, and hidden ones by 0, to the end of the last tile of `columns`."""
     for i in range(len(stats)):
         peak, visible = stats[i, 0], min(max(before + i + 1, 0), columns)
@@ -263,6 +266,8 @@ def _exponentiate(scores: Floats, before: int, columns: int, scale: np.float32, 
         hidden = scores[i, -(-visible // LANES) * LANES : _round_up(columns)]
         for j in range(len(hidden)):
             hidden[j] = 0
+        for j in range(min(before + i + 1 - window, visible)):
+            scores[i, j] = 0
 
 
 @njit(fastmath=FASTMATH_FLAGS)

@@ -16,6 +16,7 @@ vectorise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,8 +157,7 @@ def unpack(matrix: Integers, first: int, out: Floats) -> None:
 
 
 _ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)
-_HALF = np.float32(0.5)
-_LOG2_E = np.float32(1.44269504)
+_HALF, _LOG2_E = np.float32(0.5), np.float32(1.44269504)
 # −ln 2 in two parts; the product of the first part and a small integer is exact.
 _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 _LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.0)
@@ -165,6 +165,9 @@ _LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.0)
 _EXP_7, _EXP_6, _EXP_5 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _EXP_4, _EXP_3, _EXP_2 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+# The approximation of GELU by tanh (Hendrycks and Gimpel 2016) is x · sigmoid(GELU_LINEAR · x + GELU_CUBIC · x³).
+GELU_LINEAR, GELU_CUBIC = (c * math.sqrt(8 / math.pi) for c in (1, 0.044715))
+_LINEAR, _CUBIC, _SLOPE_CUBIC = map(np.float32, (GELU_LINEAR, GELU_CUBIC, 3 * GELU_CUBIC))
 
 
 @intrinsic
@@ -242,21 +245,22 @@ def rms_norm_gradient(x: Floats, weight: Floats, eps: np.float32, grad_out: Floa
 
 
 @jit_kernel()
-def swiglu(both: Floats, out: Floats, first: int, last: int) -> None:
-    """Write SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), to `out [N, I]`.
+def glu(both: Floats, out: Floats, first: int, last: int, is_gelu: bool) -> None:
+    """Write a gated linear unit (Shazeer 2020) of `both [N, 2I]`, gates and their factors, to `out [N, I]`.
 
-    Only the columns from `first` to `last`, exclusive, are written.
+    Only the columns from `first` to `last`, exclusive, are written. The activation of the gates is SiLU or GELU.
     """
     count, width = out.shape
     for i in range(count):
         gates, ups, result = both[i, first:last], both[i, width + first : width + last], out[i, first:last]
         for j in range(len(result)):
-            result[j] = gates[j] / (_ONE + exponential(-gates[j])) * ups[j]
+            argument = gates[j] * (_LINEAR + _CUBIC * gates[j] * gates[j]) if is_gelu else gates[j]
+            result[j] = gates[j] / (_ONE + exponential(-argument)) * ups[j]
 
 
 @jit_kernel(fast=True)
-def swiglu_gradient(both: Floats, grad_out: Floats, grad_both: Floats) -> None:
-    """Compute the gradient at the `both` of `swiglu` from the gradient at its result, and recompute the result.
+def glu_gradient(both: Floats, grad_out: Floats, grad_both: Floats, is_gelu: bool) -> None:
+    """Compute the gradient at the `both` of `glu` from the gradient at its result, and recompute the result.
 
     Args:
         grad_out: [N, I], overwritten with the result.
@@ -266,6 +270,15 @@ def swiglu_gradient(both: Floats, grad_out: Floats, grad_both: Floats) -> None:
     for i in range(count):
         gates, ups, row = both[i, :width], both[i, width:], grad_out[i]
         grad_gates, grad_ups = grad_both[i, :width], grad_both[i, width:]
+        if is_gelu:  # a loop of its own, so that the sums of the other keep their order
+            for j in range(width):
+                gate = gates[j]
+                sigmoid = _ONE / (_ONE + exponential(-gate * (_LINEAR + _CUBIC * gate * gate)))
+                slope = gate * (_LINEAR + _SLOPE_CUBIC * gate * gate)
+                grad_gates[j] = row[j] * ups[j] * sigmoid * (_ONE + slope * (_ONE - sigmoid))
+                grad_ups[j] = row[j] * gate * sigmoid
+                row[j] = gate * sigmoid * ups[j]
+            continue
         for j in range(width):
             sigmoid = _ONE / (_ONE + exponential(-gates[j]))
             grad_gates[j] = row[j] * ups[j] * sigmoid * (_ONE + gates[j] * (_ONE - sigmoid))

@@ -61,8 +61,10 @@ _mix_several, _mix_one = make_product(1, _VECTORS), make_product(1, 1)
 
 
 @jit_kernel(fast=True)
-def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Floats, out: Floats) -> None:  # noqa: PLR0917  compiled
-    """Write the keys and values of a row's new position, and attend over all positions up to it.
+def attend(  # noqa: PLR0917  compiled
+    row: Floats, keys: Floats, values: Floats, position: int, window: int, scores: Floats, out: Floats
+) -> None:
+    """Write the keys and values of a row's new position, and attend over the last `window` positions up to it.
 
     Args:
         row: [H + 2K, D], queries, keys and values of the new position.
@@ -75,24 +77,27 @@ def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Flo
     heads = all_heads - 2 * kv_heads
     group = heads // kv_heads
     scale = np.float32(1) / np.sqrt(np.float32(size))
-    positions = position + 1
+    hidden = max(position + 1 - window, 0)
+    start = hidden // _POSITIONS * _POSITIONS
+    positions = position + 1 - start
     row_bytes = 4 * size
     vectorised = size // LANES // _VECTORS * _VECTORS * LANES
-    scores = scores[:tokens]
+    scores = scores[: tokens - start]
     for k in range(kv_heads):
         keys[k, position] = row[heads + k]
         values[k, position] = row[heads + kv_heads + k]
-        first_key, first_value = keys[k].ctypes.data, values[k].ctypes.data
+        first_key, first_value = keys[k, start:].ctypes.data, values[k, start:].ctypes.data
         for head in range(k * group, (k + 1) * group):
             mixed = out[head * size : (head + 1) * size]
             if size % LANES:
-                _multiply_any_size(keys[k, :positions], row[head], scores)
+                _multiply_any_size(keys[k, start : position + 1], row[head], scores)
             else:
                 _score_keys(row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data)
+            scores[: hidden - start] = -np.inf
             scores[positions:] = -np.inf
             _apply_softmax(scores, scale)
             if size % LANES:
-                _multiply_any_size(values[k, :positions].T, scores[:positions], mixed)
+                _multiply_any_size(values[k, start : position + 1].T, scores[:positions], mixed)
                 continue
             for j in range(0, vectorised, _VECTORS * LANES):
                 source, target = first_value + 4 * j, mixed.ctypes.data + 4 * j

@@ -25,20 +25,31 @@ from rlkit.engine.kernels.cpu_kernels import (
     Floats,
     Integers,
     floats_at,
+    glu,
     multiply_packed,
     rms_norm,
     rotate,
     row_size,
-    swiglu,
 )
 from rlkit.engine.kernels.decode_attention import attend
 from rlkit.engine.kernels.jit_cache import jit_kernel
 from rlkit.engine.kernels.llvm import COLUMNS
 from rlkit.engine.kernels.threads import wait_at_barrier
 
-VECTORS = ("attention_norm", "qkv_bias", "q_norm", "k_norm", "o_bias", "mlp_norm")
+VECTORS = (
+    "attention_norm",
+    "qkv_bias",
+    "q_norm",
+    "k_norm",
+    "o_bias",
+    "attention_out_norm",
+    "mlp_norm",
+    "mlp_out_norm",
+)
 """Names of a layer's vectors, in the order of `Model.vectors`."""
-(_ATTENTION_NORM, _QKV_BIAS, _Q_NORM, _K_NORM, _O_BIAS, _MLP_NORM) = range(len(VECTORS))
+(_ATTENTION_NORM, _QKV_BIAS, _Q_NORM, _K_NORM, _O_BIAS, _ATTENTION_OUT_NORM, _MLP_NORM, _MLP_OUT_NORM) = range(
+    len(VECTORS)
+)
 MATRICES = ("qkv", "o", "gate_up", "down")
 """Names of a layer's matrices, in the order of `Model.matrices`."""
 (_QKV, _O, _GATE_UP, _DOWN) = range(len(MATRICES))
@@ -50,12 +61,13 @@ class Model(NamedTuple):
     A matrix is a pair of `MATRIX_FIELDS`: the matrix, and the left factor of its low-rank term or zeros.
     """
 
-    vectors: Integers  # [L, 6] addresses, in the order of `VECTORS`; 0 for a vector that the layer lacks
+    vectors: Integers  # [L, 8] addresses, in the order of `VECTORS`; 0 for a vector that the layer lacks
     matrices: Integers  # [L, 4, 2, fields], in the order of `MATRICES`
-    rotary: Any  # [L], True if a layer rotates its queries and keys
+    attention: Integers  # [L, 2], the index in `Step.ropes` and the window of each layer
     norm: Floats  # [E], the final norm
     head: Integers  # [2, fields], the output layer
     eps: np.float32  # of the norms
+    is_gelu: bool  # the activation of the feed-forward is GELU, not SiLU
 
 
 class Step(NamedTuple):
@@ -71,7 +83,7 @@ class Step(NamedTuple):
     gate_up_out: Floats  # [N, 2I], gate and up
     mlp_inner: Floats  # [N, I], gate times up
     logits: Floats  # [N, V], the result
-    rope: Floats  # [2, N, D], cosines and sines
+    ropes: Floats  # [kinds, 2, N, D], cosines and sines
     caches: Integers  # [B, L, 2], addresses of the keys and values [·, K, T, D] of each of B blocks
     tokens: Integers  # [B], their T
     rows: Integers  # [n, 3], block, place in the block and new position of each row without padding
@@ -105,16 +117,15 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
         gate_up_address = _address(matrices[_GATE_UP], width, g_first)
         multiply_packed(step.mixed, o[0], low, step.residual_update, e_first, e_last, gate_up_address)
         arrivals = wait_at_barrier(counter, arrivals + members)
+        _add_update(step, member, vectors[_ATTENTION_OUT_NORM], model.eps)
         bias = _vector(vectors[_O_BIAS], width)
         for i in range(len(x)):
-            _add(step.residual_update[i], x[i])
             _add(bias, x[i])
         next_address = _address(model.head, width, h_first)
         if index + 1 < len(model.matrices):
             next_address = _address(model.matrices[index + 1, _QKV], width, q_first)
         arrivals = _feed_forward(model, step, index, members, member, arrivals, next_address)
-        for i in range(len(x)):
-            _add(step.residual_update[i], x[i])
+        _add_update(step, member, vectors[_MLP_OUT_NORM], model.eps)
     rms_norm(x, model.norm, model.eps, normed)
     low, arrivals = _multiply_low_rank(normed, model.head, step, members, member, arrivals, h_first)
     multiply_packed(normed, model.head[0], low, step.logits, h_first, h_last, model.head[0, PANELS])
@@ -162,11 +173,22 @@ def _feed_forward(  # noqa: PLR0917  compiled
         up_address = _address(gate_up, width, half + i_first)
         multiply_packed(normed, gate_up[0], low, gate_up_out, i_first, i_last, up_address)
         multiply_packed(normed, gate_up[0], low, gate_up_out, half + i_first, half + i_last, next_panel)
-    swiglu(gate_up_out, mlp_inner, i_first * COLUMNS, min(i_last * COLUMNS, inner))
+    glu(gate_up_out, mlp_inner, i_first * COLUMNS, min(i_last * COLUMNS, inner), model.is_gelu)
     arrivals = wait_at_barrier(counter, arrivals + members)
     low, arrivals = _multiply_low_rank(mlp_inner, down, step, members, member, arrivals, e_first)
     multiply_packed(mlp_inner, down[0], low, step.residual_update, e_first, e_last, next_address)
     return wait_at_barrier(counter, arrivals + members)
+
+
+@njit(inline="always")
+def _add_update(step: Step, member: int, norm: int, eps: np.float32) -> None:
+    """Add `residual_update` to this thread's residual stream, after a norm, if its address is not 0."""
+    x, update = step.streams[member], step.residual_update
+    if norm:
+        rms_norm(update, _vector(norm, x.shape[1]), eps, step.normed[member])
+        update = step.normed[member]
+    for i in range(len(x)):
+        _add(update[i], x[i])
 
 
 @njit(inline="always")
@@ -215,13 +237,12 @@ def _attend_rows(model: Model, step: Step, index: int, member: int) -> None:
             q, k = row[:heads], row[heads : heads + kv_heads]
             rms_norm(q, q_norm, model.eps, q)
             rms_norm(k, k_norm, model.eps, k)
-        if model.rotary[index]:
-            rope_row = step.rope[:, i : i + 1]
-            rotate(step.qkv[i : i + 1], heads + kv_heads, rope_row[0], rope_row[1], np.float32(1))
+        rope_row = step.ropes[model.attention[index, 0], :, i : i + 1]
+        rotate(step.qkv[i : i + 1], heads + kv_heads, rope_row[0], rope_row[1], np.float32(1))
         block, place, last = step.rows[i]
         tokens = step.tokens[block]
         offset = 4 * place * kv_heads * tokens * size
         shape: Any = (kv_heads, tokens, size)
         keys = carray(floats_at(step.caches[block, index, 0] + offset), shape)
         values = carray(floats_at(step.caches[block, index, 1] + offset), shape)
-        attend(row, keys, values, last, step.scores[member], step.mixed[i])
+        attend(row, keys, values, last, model.attention[index, 1], step.scores[member], step.mixed[i])

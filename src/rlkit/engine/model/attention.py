@@ -22,6 +22,7 @@ from torch.nn import functional
 from rlkit.engine.kernels import causal_attention
 from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.ops import Rope, apply_rope, apply_rope_in_place, has_kernels, split_heads
+from rlkit.engine.model.rotary import ALL_POSITIONS
 
 # Minimum work of a thread, about a tenth of a millisecond.
 _SHARED_OPERATIONS = 10_000_000
@@ -86,33 +87,33 @@ def group_spans(spans: Sequence[Span]) -> Iterator[SpanGroup]:
 class Attention:
     """Attention inside the sequences of one batch, for every layer; a prefix comes before its continuations."""
 
-    def __init__(self, spans: Sequence[Span], rope: Rope, kv_heads: int) -> None:
+    def __init__(self, spans: Sequence[Span], rope: Rope, kv_heads: int, window: int = ALL_POSITIONS) -> None:
         self.kv_heads = kv_heads
         self.end = max((span.rows.stop for span in spans), default=0)
         """First row after all sequences."""
         self._spans = spans
         self._rope = rope
+        self._window = window
         places = [(s.start, s.length, *((s.prefix.start, s.prefix.length) if s.prefix else (0, 0))) for s in spans]
         self._places = np.array(places, np.int64).reshape(-1, 4)
 
-    def __call__(self, rows: Tensor, *, rotary: bool, prefix_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, rows: Tensor, *, prefix_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return attention's output, [N, H · D], zeros for rows of no sequence, and the rotated `rows`.
 
         Only the output may be differentiated.
 
         Args:
             rows: [N, H + 2K, D], queries, keys and values; they may be overwritten.
-            rotary: whether to rotate queries and keys first.
             prefix_rows: [M, 2K, D], keys (rotated) and values of all prefixes, without a gradient; by default those
                 in `rows`.
         """
         if has_kernels(rows):
             rows = rows.contiguous()
-            mixed = cast("Tensor", _AttentionFunction.apply(rows, self, rotary, prefix_rows))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+            mixed = cast("Tensor", _AttentionFunction.apply(rows, self, prefix_rows))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
             return mixed, rows.detach()
-        if rotary:
-            rows = apply_rope(rows, rows.shape[1] - self.kv_heads, self._rope)
-        return _attend_with_torch(rows, self.kv_heads, self._spans, prefix_rows), rows.detach()
+        rows = apply_rope(rows, rows.shape[1] - self.kv_heads, self._rope)
+        mixed = _attend_with_torch(rows, self.kv_heads, self._spans, self._window, prefix_rows)
+        return mixed, rows.detach()
 
     def rotate(self, rows: Tensor, *, inverse: bool = False) -> None:
         """Rotate queries and keys of `rows [N, H + 2K, D]` in place."""
@@ -126,24 +127,23 @@ class Attention:
         operations = 2 * pairs * rows.shape[2] * (rows.shape[1] // kv_heads - 2)
 
         def run_heads(first: int, last: int) -> None:
-            kernel(values, places, kv_heads, first, last, *arrays)
+            kernel(values, places, kv_heads, self._window, first, last, *arrays)
 
         parallel_for(run_heads, kv_heads, min_per_thread=-(-_SHARED_OPERATIONS // max(operations, 1)))
 
 
 class _AttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, attention: Attention, rotary: bool, prefix_rows: Tensor | None) -> Tensor:
-        if rotary:
-            attention.rotate(rows)
-            increment_version(rows)  # so that autograd detects a stale copy of them
+    def forward(ctx: Any, rows: Tensor, attention: Attention, prefix_rows: Tensor | None) -> Tensor:
+        attention.rotate(rows)
+        increment_version(rows)  # so that autograd detects a stale copy of them
         count, all_heads, size = rows.shape
         heads = all_heads - 2 * attention.kv_heads
         out, stats = torch.empty(count, heads, size), torch.empty(count, heads, 2)
         out[attention.end :] = 0
         attention.compute(causal_attention.attention, rows, rows if prefix_rows is None else prefix_rows, out, stats)
         ctx.save_for_backward(rows, out, stats)
-        ctx.attention, ctx.rotary = attention, rotary
+        ctx.attention = attention
         return out.view(count, heads * size)
 
     @staticmethod
@@ -155,12 +155,13 @@ class _AttentionFunction(torch.autograd.Function):
         ctx.attention.compute(
             causal_attention.attention_gradient, rows, out, stats, grad_out.reshape(out.shape), grad_rows
         )
-        if ctx.rotary:
-            ctx.attention.rotate(grad_rows, inverse=True)
-        return grad_rows, None, None, None
+        ctx.attention.rotate(grad_rows, inverse=True)
+        return grad_rows, None, None
 
 
-def _attend_with_torch(rows: Tensor, kv_heads: int, spans: Sequence[Span], prefix_rows: Tensor | None) -> Tensor:
+def _attend_with_torch(
+    rows: Tensor, kv_heads: int, spans: Sequence[Span], window: int, prefix_rows: Tensor | None
+) -> Tensor:
     q, k, v = split_heads(rows, kv_heads)
     _, prefix_k, prefix_v = (q, k, v) if prefix_rows is None else split_heads(prefix_rows, kv_heads)
     outputs: list[Tensor] = []
@@ -169,10 +170,12 @@ def _attend_with_torch(rows: Tensor, kv_heads: int, spans: Sequence[Span], prefi
         end = group.rows.stop
         qs = _group_by_head(q[group.rows], group)
         ks, vs = (_with_prefix(*pair, group) for pair in ((k, prefix_k), (v, prefix_v)))
-        if group.prefix is None:
+        before = ks.shape[2] - group.length
+        if not before and window >= group.length:
             mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
         else:
-            mask = torch.ones(group.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(group.prefix.length)
+            mask = torch.ones(group.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(before)
+            mask = mask.triu(before - min(window, ks.shape[2]) + 1)
             mixed = functional.scaled_dot_product_attention(qs, ks, vs, mask, enable_gqa=True)
         outputs.append(mixed.transpose(1, 2).reshape(group.count * group.length, -1))
     if end < len(q):

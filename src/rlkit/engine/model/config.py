@@ -10,20 +10,27 @@ import json
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Literal, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from rlkit.engine.model.rotary import AttentionKind, LinearScaling, Llama3Scaling, YarnScaling
 from rlkit.errors import UsageError, did_you_mean
 
 _SIZE_MAX = 2**24  # far above every size of a dense model
 _SIZE = TypeAdapter[int](Annotated[int, Field(ge=1, le=_SIZE_MAX)])
 _NUMBER = TypeAdapter[float](Annotated[float, Field(gt=0, allow_inf_nan=False)])
+_COUNT = TypeAdapter[int](Annotated[int, Field(ge=0, le=_SIZE_MAX)])
+_INTEGERS = TypeAdapter(list[int])
 FLAG = TypeAdapter(bool)
 _SLIDING = "sliding_attention"
 _SCALINGS = ("default", "linear", "llama3", "yarn")
+
+type Activation = Literal["silu", "gelu"]
+"""Activation of the gate in a feed-forward; `gelu` is its approximation by tanh."""
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,75 +41,60 @@ class _Family:
     qkv_bias: bool = False
     fused: bool = False
     unrotated_layers: bool = False
-    always_slides: bool = False
-    """`sliding_window` applies even without `use_sliding_window`."""
+    slides: Literal["never", "if used", "all if used", "always", "five of six"] = "if used"
+    """Layers with a sliding window: `if used` is by `use_sliding_window`."""
+    activation_field: str = "hidden_act"
+    has_experts: bool = False
+    is_gemma: bool = False
+    """Norms are stored minus 1 and also follow attention and feed-forward, and embeddings are scaled by √hidden."""
     head_dim: int | None = None
     grouped: bool = True
     """config.json must have `num_key_value_heads`, which otherwise defaults to the number of query heads."""
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
+    local_theta: float | None = None
+    """Base of the rotary embedding in layers with a sliding window, if it is another."""
     tied: bool = False
 
 
 _FAMILIES = {
-    "LlamaForCausalLM": _Family(grouped=False),
-    "MistralForCausalLM": _Family(always_slides=True),
-    "Phi3ForCausalLM": _Family(fused=True, always_slides=True, grouped=False, norm_eps=1e-5),
+    "Gemma3ForCausalLM": _Family(
+        qk_norm=True,
+        slides="five of six",
+        activation_field="hidden_activation",
+        is_gemma=True,
+        head_dim=256,
+        rope_theta=1_000_000.0,
+        local_theta=10_000.0,
+        tied=True,
+    ),
+    "LlamaForCausalLM": _Family(slides="never", grouped=False),
+    "MistralForCausalLM": _Family(slides="always"),
+    "Phi3ForCausalLM": _Family(fused=True, slides="always", grouped=False, norm_eps=1e-5),
     "Qwen2ForCausalLM": _Family(qkv_bias=True),
     "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128),
+    "Qwen3MoeForCausalLM": _Family(qk_norm=True, slides="all if used", has_experts=True),
     "SmolLM3ForCausalLM": _Family(unrotated_layers=True, rope_theta=2_000_000.0, tied=True),
 }
 ARCHITECTURES = tuple(_FAMILIES)
-_MAY_HAVE_BIAS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM")  # by `attention_bias`
+# By `attention_bias`.
+_MAY_HAVE_BIAS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "SmolLM3ForCausalLM")
 
 
 @dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Rotary positions divided by `factor` (Chen et al. 2023)."""
+class ExpertConfig:
+    """Feed-forwards of a mixture of experts."""
 
-    factor: float
-
-    def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies, in radians per position."""
-        return [frequency / self.factor for frequency in frequencies]
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3's scaling of the rotary wavelengths (Meta, Llama 3.1 model card and reference code)."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
-
-    def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies: divide low ones by `factor`, keep high ones, and blend in between."""
-        spread = self.high_frequency_factor - self.low_frequency_factor
-        turns = [self.original_positions * frequency / (2 * math.pi) for frequency in frequencies]
-        blends = [min(max((turn - self.low_frequency_factor) / spread, 0.0), 1.0) for turn in turns]
-        return [f * blend + f / self.factor * (1 - blend) for f, blend in zip(frequencies, blends, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """YaRN (Peng et al. 2023, section 3): low frequencies divided by `factor`, high ones kept, a ramp in between."""
-
-    factor: float
-    low: float  # index of the first frequency on the ramp; may be fractional
-    high: float  # index of the last frequency on the ramp
-    amplitude: float  # factor of the cosines and sines
-
-    def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies, in radians per position."""
-        width = max(self.high - self.low, 1e-3)
-        ramp = [min(max((index - self.low) / width, 0.0), 1.0) for index in range(len(frequencies))]
-        return [f * (1 - weight) + f / self.factor * weight for f, weight in zip(frequencies, ramp, strict=True)]
+    count: int
+    active: int  # experts of a token
+    intermediate_size: int
+    renormalises: bool  # the weights of the active experts are divided by their sum
+    layers: frozenset[int]  # layers with experts; others have one feed-forward
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a dense decoder."""
+    """The shape of a decoder."""
 
     architecture: str
     vocab_size: int
@@ -113,26 +105,24 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     norm_eps: float
-    rope_theta: float
-    rope_scaling: LinearScaling | Llama3Scaling | YarnScaling | None
+    attention: tuple[AttentionKind, ...]  # of each layer
+    activation: Activation
     tied: bool
     qk_norm: bool
     qkv_bias: bool
     o_bias: bool  # the output projection of the attention has a bias
     fused: bool  # the files store query, key and value as one matrix, and gate and up as one matrix
-    unrotated: frozenset[int]  # layers without rotary embedding
+    out_norms: bool  # the outputs of attention and feed-forward have norms of their own
+    norm_offset: float  # added to the stored numbers of norms
+    query_factor: float  # queries are multiplied by it after their norm, beside the usual 1 / √head_dim
+    embedding_factor: float  # embeddings are multiplied by it
+    experts: ExpertConfig | None
     max_positions: int
     eos: frozenset[int]  # tokens that end a generation, from config.json and generation_config.json together
 
-    def inverse_frequencies(self) -> list[float]:
-        """Return the rotary angle per position, [head_dim / 2], in radians."""
-        base = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(self.head_dim // 2)]
-        return self.rope_scaling.apply(base) if self.rope_scaling else base
-
-    @property
-    def rope_amplitude(self) -> float:
-        """Factor of the cosines and sines of the rotary embedding."""
-        return self.rope_scaling.amplitude if isinstance(self.rope_scaling, YarnScaling) else 1.0
+    def expert_count(self, layer: int) -> int:
+        """Return the number of experts of a layer; 0 if it has one feed-forward."""
+        return self.experts.count if self.experts and layer in self.experts.layers else 0
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -147,9 +137,7 @@ def read_config(directory: Path) -> ModelConfig:
             f"{', '.join(ARCHITECTURES)}.{did_you_mean(architecture, ARCHITECTURES)} "
             "Use a Tinker service (set TINKER_BASE_URL) for other models."
         )
-    _check_variants(raw)
-    layers, max_positions = raw.read("num_hidden_layers", _SIZE), raw.read("max_position_embeddings", _SIZE)
-    _check_sliding_window(raw, family, max_positions)
+    _check_variants(raw, family)
     heads, hidden = raw.read("num_attention_heads", _SIZE), raw.read("hidden_size", _SIZE)
     kv_heads = raw.read("num_key_value_heads", _SIZE, None if family.grouped else heads)
     head_dim = raw.read("head_dim", _SIZE, family.head_dim or hidden // heads)
@@ -157,11 +145,8 @@ def read_config(directory: Path) -> ModelConfig:
         raise UsageError(f"{path}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     if head_dim % 2:
         raise UsageError(f"{path}: head_dim {head_dim} is odd, so its dimensions cannot be rotated in pairs")
-    rope = raw.section("rope_parameters") or raw.section("rope_scaling") or Fields(path, {})
-    theta = rope.read("rope_theta", _NUMBER, raw.read("rope_theta", _NUMBER, family.rope_theta))
-    if theta <= 1:
-        raise UsageError(f"{path}: rope_theta must be greater than 1, not {theta}")
     biased = bool(raw.raw.get("attention_bias", False)) and architecture in _MAY_HAVE_BIAS
+    scalar = raw.read("query_pre_attn_scalar", _NUMBER, 256.0) if family.is_gemma else float(head_dim)
     generation = directory / "generation_config.json"
     eos = _read_eos(raw.raw) | (_read_eos(_read_json(generation)) if generation.exists() else frozenset[int]())
     return ModelConfig(
@@ -169,20 +154,24 @@ def read_config(directory: Path) -> ModelConfig:
         vocab_size=raw.read("vocab_size", _SIZE),
         hidden_size=hidden,
         intermediate_size=raw.read("intermediate_size", _SIZE),
-        layers=layers,
+        layers=raw.read("num_hidden_layers", _SIZE),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         norm_eps=raw.read("rms_norm_eps", _NUMBER, family.norm_eps),
-        rope_theta=theta,
-        rope_scaling=_read_scaling(rope, raw, theta, head_dim),
+        attention=_read_attention(raw, family, head_dim),
+        activation=_ACTIVATIONS[_read_activation(raw, family)],
         tied=raw.read("tie_word_embeddings", FLAG, family.tied),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or biased,
         o_bias=biased,
         fused=family.fused,
-        unrotated=_read_unrotated(raw, layers) if family.unrotated_layers else frozenset(),
-        max_positions=max_positions,
+        out_norms=family.is_gemma,
+        norm_offset=float(family.is_gemma),
+        query_factor=math.sqrt(head_dim / scalar),
+        embedding_factor=math.sqrt(hidden) if family.is_gemma else 1.0,
+        experts=_read_experts(raw) if family.has_experts else None,
+        max_positions=raw.read("max_position_embeddings", _SIZE),
         eos=eos,
     )
 
@@ -227,7 +216,7 @@ class Fields:
         return Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
 
 
-def _check_variants(config: Fields) -> None:
+def _check_variants(config: Fields, family: _Family) -> None:
     """Raise `UsageError` for options that the engine does not support."""
     raw = config.raw
     quantisation = config.section("quantization_config")
@@ -239,29 +228,78 @@ def _check_variants(config: Fields) -> None:
         )
     rotary_factor = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
     unsupported = {
-        "hidden_act": raw.get("hidden_act", "silu") not in ("silu", "swish"),
+        family.activation_field: _read_activation(config, family) not in _ACTIVATIONS,
         "mlp_bias": config.read("mlp_bias", FLAG, default=False),
         "partial_rotary_factor": (raw.get("partial_rotary_factor") or 1.0) != 1.0 or (rotary_factor or 1.0) != 1.0,
     }
+    if family.is_gemma:
+        names = ("attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
+        unsupported |= {name: bool(raw.get(name)) for name in names}
     for name in (name for name, is_unsupported in unsupported.items() if is_unsupported):
         value = raw.get(name, rotary_factor)
         raise UsageError(f"{config.path}: {name} = {value!r} is not supported by the embedded engine")
 
 
-def _check_sliding_window(config: Fields, family: _Family, max_positions: int) -> None:
-    """Raise `UsageError` for a sliding window that some layer uses and that is shorter than the context."""
-    slides = family.always_slides or (
-        config.read("use_sliding_window", FLAG, default=False)
-        and _SLIDING in _as_list(config.raw.get("layer_types") or _SLIDING)
+def _read_activation(config: Fields, family: _Family) -> str:
+    return str(config.raw.get(family.activation_field) or ("gelu_pytorch_tanh" if family.is_gemma else "silu"))
+
+
+def _read_attention(config: Fields, family: _Family, head_dim: int) -> tuple[AttentionKind, ...]:
+    """Read the rotary embedding and the sliding window of each layer."""
+    layers = config.read("num_hidden_layers", _SIZE)
+    unrotated = _read_unrotated(config, layers) if family.unrotated_layers else frozenset[int]()
+    parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
+    local = Fields(config.path, {"rope_theta": config.raw.get("rope_local_base_freq")})
+    if parameters is not None and family.local_theta is not None:
+        parameters, local = parameters.section("full_attention"), parameters.section("sliding_attention") or local
+    rope = parameters or scaling or Fields(config.path, {})
+    kind = _read_kind(rope, config, config.read("rope_theta", _NUMBER, family.rope_theta), head_dim)
+    local_kind = kind if family.local_theta is None else _read_kind(local, config, family.local_theta, head_dim)
+    window = config.read("sliding_window", _SIZE, _SIZE_MAX)
+    has_effect = window < config.read("max_position_embeddings", _SIZE)
+    sliding_kind = replace(local_kind, window=window) if has_effect else local_kind
+    slides = _read_sliding_layers(config, family, layers, unrotated)
+    kinds = [sliding_kind if index in slides else kind for index in range(layers)]
+    return tuple(replace(kind, theta=None) if index in unrotated else kind for index, kind in enumerate(kinds))
+
+
+def _read_sliding_layers(
+    config: Fields, family: _Family, layers: int, unrotated: frozenset[int]
+) -> frozenset[int] | range:
+    """Read the layers with a sliding window."""
+    depends = family.slides in ("if used", "all if used")
+    if family.slides == "never" or (depends and not config.read("use_sliding_window", FLAG, default=False)):
+        return range(0)
+    if family.slides in ("always", "all if used"):
+        return range(layers)
+    kinds = config.raw.get("layer_types")
+    if kinds is not None:
+        names = _as_list(kinds)
+        if len(names) < layers or any(name not in (_SLIDING, "full_attention") for name in names):
+            raise UsageError(
+                f"{config.path}: layer_types must have {_SLIDING!r} or 'full_attention' for each of the {layers} layers"
+            )
+        return frozenset(index for index in range(layers) if names[index] == _SLIDING)
+    if family.slides == "five of six":
+        interval = config.read("sliding_window_pattern", _SIZE, 6)
+        return frozenset(range(layers)) - {*range(interval - 1, layers, interval)}
+    return unrotated if family.unrotated_layers else range(config.read("max_window_layers", _COUNT, 28), layers)
+
+
+def _read_experts(config: Fields) -> ExpertConfig | None:
+    layers, step = config.read("num_hidden_layers", _SIZE), config.read("decoder_sparse_step", _SIZE, 1)
+    dense = config.read("mlp_only_layers", _INTEGERS, [])
+    count = config.read("num_experts", _SIZE, config.read("num_local_experts", _SIZE, 128))
+    active = config.read("num_experts_per_tok", _SIZE, 8)
+    if active > count:
+        raise UsageError(f"{config.path}: num_experts_per_tok {active} is greater than the number of experts, {count}")
+    return ExpertConfig(
+        count=count,
+        active=active,
+        intermediate_size=config.read("moe_intermediate_size", _SIZE),
+        renormalises=config.read("norm_topk_prob", FLAG, default=False),
+        layers=frozenset(range(step - 1, layers, step)) - {*dense},
     )
-    if not slides or config.raw.get("sliding_window") is None:
-        return
-    window = config.read("sliding_window", _SIZE)
-    if window < max_positions:
-        raise UsageError(
-            f"{config.path}: sliding_window = {window} is shorter than max_position_embeddings = {max_positions}; "
-            "the embedded engine computes full attention only"
-        )
 
 
 def _read_unrotated(config: Fields, layers: int) -> frozenset[int]:
@@ -276,10 +314,17 @@ def _read_unrotated(config: Fields, layers: int) -> frozenset[int]:
     return frozenset(index for index in range(layers) if marks[index] == 0)
 
 
+def _read_kind(rope: Fields, config: Fields, default_theta: float, head_dim: int) -> AttentionKind:
+    """Read a rotary embedding, with its scaling, if any."""
+    theta = rope.read("rope_theta", _NUMBER, default_theta)
+    if theta <= 1:
+        raise UsageError(f"{rope.path}: rope_theta must be greater than 1, not {theta}")
+    return AttentionKind(theta, _read_scaling(rope, config, theta, head_dim))
+
+
 def _read_scaling(
     rope: Fields, config: Fields, theta: float, head_dim: int
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
-    """Read the scaling of the rotary embedding, if any."""
     kind = str(rope.raw.get("rope_type", rope.raw.get("type", "default")))
     if any(isinstance(value, dict) for value in rope.raw.values()):
         raise UsageError(f"{rope.path}: rotary embeddings that differ by layer type are not supported")

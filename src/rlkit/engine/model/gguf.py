@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+import numpy as np
+import torch
+from gguf import GGUFReader, ReaderTensor, dequantize
+from numpy.typing import NDArray
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
 
 from rlkit._util import files
-from rlkit.engine.model.config import Fields, Llama3Scaling
+from rlkit.engine.model.config import Fields
 from rlkit.engine.model.gguf_tokenizer import INTEGER, REAL, TEXT, TEXTS, write_tokenizer
+from rlkit.engine.model.rotary import Llama3Scaling
+from rlkit.engine.model.wheel import Progress
 from rlkit.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from gguf import GGUFReader, ReaderTensor
-    from numpy.typing import NDArray
-
-Progress = Callable[[str, float | None], None]
-"""Called with a message and the completed fraction (None if unknown)."""
 
 JSONValue = str | int | float | bool | list[str] | Mapping[str, "JSONValue"] | None
 
@@ -79,8 +78,6 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     Raises:
         UsageError: the file is not GGUF or is truncated, or its architecture, tensors or tokenizer are not supported.
     """
-    from gguf import GGUFReader
-
     report: Progress = progress or (lambda _message, _fraction: None)
     try:
         reader = GGUFReader(path)
@@ -177,8 +174,6 @@ def _llama3_scaling(divisors: ReaderTensor, metadata: Fields, theta: float, head
 
     llama.cpp stores the divisors instead of the parameters. All parameters except one are the same in every release.
     """
-    import numpy as np
-
     factor = round(float(divisors.data.max()), 3)
     scaling = Llama3Scaling(factor, 1.0, 4.0, 8192)
     frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
@@ -202,10 +197,6 @@ def _is_exact(tensor: ReaderTensor) -> bool:
 
 
 def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], report: Progress) -> None:
-    import torch
-    from gguf import dequantize
-    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
-
     architecture = _ARCHITECTURES[cast("str", config["model_type"])]
     heads = {"q": cast("int", config["num_attention_heads"]), "k": cast("int", config["num_key_value_heads"])}
     total = sum(tensor.n_elements for tensor in reader.tensors)

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 from pydantic import AfterValidator, TypeAdapter
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 
 from rlkit._util import files
 from rlkit.engine.model.config import FLAG, Fields
 from rlkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _UNKNOWN_TOKEN, _CONTROL_TOKEN, _USER_DEFINED_TOKEN = 2, 3, 4  # of `tokenizer.ggml.token_type`, gguf.TokenType
 _SPACE = "▁"
@@ -67,9 +67,6 @@ def _special_token(tokens: list[str], metadata: Fields, role: str) -> str:
 
 def _build(tokens: list[str], metadata: Fields) -> Tokenizer:
     """Build the tokenizer: token id = index in `tokens`."""
-    from tokenizers import AddedToken
-    from tokenizers.processors import TemplateProcessing
-
     kind = metadata.read("tokenizer.ggml.model", TEXT)
     if kind not in ("gpt2", "llama"):
         raise UsageError(
@@ -97,28 +94,23 @@ def _build(tokens: list[str], metadata: Fields) -> Tokenizer:
 
 def _byte_level(tokens: list[str], metadata: Fields) -> Tokenizer:
     """Build GPT-2's byte-level BPE, with the pre-tokenizer of llama.cpp's name in the file."""
-    from tokenizers import Regex, Tokenizer
-    from tokenizers.decoders import ByteLevel as Decoder
-    from tokenizers.models import BPE
-    from tokenizers.normalizers import NFC
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
-
     name = metadata.read("tokenizer.ggml.pre", TEXT)
     lines = metadata.read("tokenizer.ggml.merges", TEXTS)
     merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
-    tokenizer.decoder = Decoder()
-    words = ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if name == "gpt-2":
         tokenizer.pre_tokenizer = words
     elif name == "smollm":
-        tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), words])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
     elif name in _SPLITS:
-        split = Split(Regex(_SPLITS[name]), behavior="isolated")
-        tokenizer.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+        split = pre_tokenizers.Split(Regex(_SPLITS[name]), behavior="isolated")
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, words])
         if name == "qwen2":
-            tokenizer.normalizer = NFC()
+            tokenizer.normalizer = normalizers.NFC()
     else:
         supported = ", ".join(("gpt-2", "smollm", *_SPLITS))
         raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only {supported} are")
@@ -127,9 +119,6 @@ def _byte_level(tokens: list[str], metadata: Fields) -> Tokenizer:
 
 def _sentencepiece(tokens: list[str], metadata: Fields) -> Tokenizer:
     """Build Llama's SentencePiece BPE: pairs whose concatenation has the highest score are merged first."""
-    from tokenizers import Tokenizer, decoders, normalizers
-    from tokenizers.models import BPE
-
     scores = dict(zip(tokens, metadata.read("tokenizer.ggml.scores", _NUMBERS), strict=True))
     splits = ((token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token)))
     merges = [(left, right) for left, right in splits if left in scores and right in scores]

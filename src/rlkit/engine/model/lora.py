@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlkit.engine.model.config import ModelConfig
+from rlkit.engine.model.config import Activation, ModelConfig
 from rlkit.engine.model.matrices import Matrix, PackedMatrix, add_low_rank, multiply_rows, multiply_transposed
-from rlkit.engine.model.ops import swiglu, swiglu_gradient
-from rlkit.engine.model.weights import Layer, Weights
+from rlkit.engine.model.ops import glu, glu_gradient
+from rlkit.engine.model.weights import Expert, Layer, Weights
 
 ALPHA = 32.0
 
@@ -54,15 +54,15 @@ class Lora:
         parts = [inner[:, part] @ b.to(x.dtype) for part, _, b in _parts(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def multiply(self, x: Tensor, weight: Matrix, *, applies_swiglu: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, weight: Matrix, *, gate: Activation | None = None) -> Tensor:
         """Return `x [N, in] @ weight [in, out]` plus the low-rank term, [N, out]; differentiable once.
 
         The backward pass adds the gradients of the adapter's matrices to their `grad`.
 
         Args:
-            applies_swiglu: multiply `ops.swiglu(x)`, x [N, 2 · in]; only x is kept for the backward pass.
+            gate: multiply `ops.glu(x, gate)`, x [N, 2 · in]; only x is kept for the backward pass.
         """
-        return cast("Tensor", _LoraProduct.apply(x, weight, self, applies_swiglu, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+        return cast("Tensor", _LoraProduct.apply(x, weight, self, gate, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
     def add_to(self, weight: Matrix) -> Matrix:
         """Return a weight for `matmul` with the low-rank term, beside a packed matrix or merged into another."""
@@ -83,16 +83,16 @@ class _LoraProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        ctx: Any, x: Tensor, weight: Matrix, lora: Lora, applies_swiglu: bool, *_parameters: Tensor
+        ctx: Any, x: Tensor, weight: Matrix, lora: Lora, gate: Activation | None, *_parameters: Tensor
     ) -> Tensor:
-        factor = swiglu(x) if applies_swiglu else x
+        factor = x if gate is None else glu(x, gate)
         inner = (factor @ lora.a.t().to(x.dtype)).mul_(lora.scale)
         y = multiply_rows(factor, weight)
         for part, columns, b in _parts(lora.bs):
             y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
         ctx.save_for_backward(x, inner)
         # Not in save_for_backward: saved parameters have no `grad`.
-        ctx.weight, ctx.lora, ctx.applies_swiglu = weight, lora, applies_swiglu
+        ctx.weight, ctx.lora, ctx.gate = weight, lora, gate
         return y
 
     @staticmethod
@@ -106,10 +106,10 @@ class _LoraProduct(torch.autograd.Function):
             _accumulate(b, inner[:, part].t(), grad_y[:, columns])
         grad_inner.mul_(lora.scale)
         grad_x = None
-        if ctx.applies_swiglu or ctx.needs_input_grad[0]:
+        if ctx.gate is not None or ctx.needs_input_grad[0]:
             grad_x = multiply_transposed(grad_y, ctx.weight).addmm_(grad_inner, lora.a.to(grad_y.dtype))
-        if ctx.applies_swiglu:
-            grad_x, x = swiglu_gradient(x, cast("Tensor", grad_x))
+        if ctx.gate is not None:
+            grad_x, x = glu_gradient(x, cast("Tensor", grad_x), ctx.gate)
         _accumulate(lora.a, grad_inner.t(), x)
         return grad_x, *[None] * (4 + len(lora.bs))
 
@@ -140,6 +140,7 @@ class LayerAdapter:
     o: Lora | None
     gate_up: Lora | None
     down: Lora | None
+    experts: tuple[LayerAdapter, ...] = ()  # of each expert, with `gate_up` and `down` only
 
 
 NO_ADAPTER = LayerAdapter(None, None, None, None)
@@ -163,7 +164,8 @@ class Adapter:
 
     def layer(self, index: int) -> LayerAdapter:
         """Return the adapters of layer `index`."""
-        return LayerAdapter(*(self._lora(f"layers.{index}.", group) for group in _MATRICES))
+        prefix, experts = f"layers.{index}.", range(self.config.expert_count(index) if self.settings.train_mlp else 0)
+        return replace(self._part(prefix), experts=tuple(self._part(f"{prefix}experts.{i}.") for i in experts))
 
     def unembed(self) -> Lora | None:
         """Return the adapter of the output layer."""
@@ -178,6 +180,10 @@ class Adapter:
     def snapshot(self) -> Adapter:
         """Return a frozen copy."""
         return Adapter(self.config, self.settings, self.flat.detach().clone())
+
+    def _part(self, prefix: str) -> LayerAdapter:
+        qkv, o, gate_up, down = (self._lora(prefix, group) for group in _MATRICES)
+        return LayerAdapter(qkv, o, gate_up, down)
 
     def _lora(self, prefix: str, group: str) -> Lora | None:
         a = self.views.get(f"{prefix}{group}.lora_A")
@@ -227,16 +233,21 @@ def make_sampling_weights(
     if adapter is None:
         return weights
     unembed = adapter.unembed()
-    layers = run([partial(_add_adapter, layer, adapter.layer(i)) for i, layer in enumerate(weights.layers)])
+    layers = run([partial(_add_layer_adapter, layer, adapter.layer(i)) for i, layer in enumerate(weights.layers)])
     output = weights.output if unembed is None else unembed.add_to(weights.output)
     return replace(weights, layers=tuple(layers), output=output)
 
 
 def added_bytes(served: Weights, base: Weights) -> int:
     """Return the memory of the matrices that `make_sampling_weights` added to `base`."""
-    layers = zip(served.layers, base.layers, strict=True)
-    pairs = [(getattr(new, name), getattr(old, name)) for new, old in layers for name in _MATRICES]
-    return sum(_added_bytes(new, old) for new, old in (*pairs, (served.output, base.output)))
+    return sum(_added_bytes(new, old) for new, old in zip(_matrices(served), _matrices(base), strict=True))
+
+
+def _matrices(weights: Weights) -> Iterator[Matrix]:
+    """Yield the matrices that may have an adapter."""
+    for part in (part for layer in weights.layers for part in (layer, *layer.experts)):
+        yield from (matrix for name in _MATRICES if (matrix := getattr(part, name, None)) is not None)
+    yield weights.output
 
 
 def _added_bytes(new: Matrix, old: Matrix) -> int:
@@ -246,22 +257,39 @@ def _added_bytes(new: Matrix, old: Matrix) -> int:
 
 
 @torch.inference_mode()
-def _add_adapter(layer: Layer, adapter: LayerAdapter) -> Layer:
+def _add_layer_adapter(layer: Layer, adapter: LayerAdapter) -> Layer:
+    experts = map(_add_adapter, layer.experts, adapter.experts) if adapter.experts else layer.experts
+    return replace(_add_adapter(layer, adapter), experts=tuple(experts))
+
+
+def _add_adapter[Part: (Layer, Expert)](part: Part, adapter: LayerAdapter) -> Part:
     loras: dict[str, Lora | None] = {name: getattr(adapter, name) for name in _MATRICES}
-    return replace(layer, **{name: lora.add_to(getattr(layer, name)) for name, lora in loras.items() if lora})
+    return replace(part, **{name: lora.add_to(getattr(part, name)) for name, lora in loras.items() if lora})
 
 
 def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:
-    rank, hidden, inner = settings.rank, config.hidden_size, config.intermediate_size
-    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    widths_in = {"qkv": hidden, "o": query, "gate_up": hidden, "down": inner}
-    widths_out = {"q": query, "k": key, "v": key, "o": hidden, "gate": inner, "up": inner, "down": hidden}
-    groups = [*(("qkv", "o") if settings.train_attn else ()), *(("gate_up", "down") if settings.train_mlp else ())]
-    for i in range(config.layers):
+    rank, hidden, query, key = (
+        settings.rank,
+        config.hidden_size,
+        config.heads * config.head_dim,
+        config.kv_heads * config.head_dim,
+    )
+
+    def part_shapes(prefix: str, groups: Sequence[str], inner: int) -> Iterator[tuple[str, tuple[int, int]]]:
+        widths_in = {"qkv": hidden, "o": query, "gate_up": hidden, "down": inner}
+        widths_out = {"q": query, "k": key, "v": key, "o": hidden, "gate": inner, "up": inner, "down": hidden}
         for group in groups:
-            yield f"layers.{i}.{group}.lora_A", (len(GROUPS[group]) * rank, widths_in[group])
+            yield f"{prefix}{group}.lora_A", (len(GROUPS[group]) * rank, widths_in[group])
             for part in GROUPS[group]:
-                yield f"layers.{i}.{part}.lora_B", (rank, widths_out[part])
+                yield f"{prefix}{part}.lora_B", (rank, widths_out[part])
+
+    attention, mlp = ("qkv", "o") if settings.train_attn else (), ("gate_up", "down") if settings.train_mlp else ()
+    for i in range(config.layers):
+        experts = config.expert_count(i)
+        yield from part_shapes(f"layers.{i}.", attention if experts else (*attention, *mlp), config.intermediate_size)
+        for expert in range(experts):
+            assert config.experts is not None
+            yield from part_shapes(f"layers.{i}.experts.{expert}.", mlp, config.experts.intermediate_size)
     if settings.train_unembed:
         yield "unembed.lora_A", (rank, hidden)
         yield "unembed.lora_B", (rank, config.vocab_size)

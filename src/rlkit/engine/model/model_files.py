@@ -21,8 +21,8 @@ from rlkit._util.paths import cache_dir
 from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
 from rlkit.engine.model.config import read_config
-from rlkit.engine.model.gguf import Progress, convert_gguf
 from rlkit.engine.model.quantisation import split_base_name
+from rlkit.engine.model.wheel import Progress
 from rlkit.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
@@ -270,6 +270,8 @@ def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progres
             if _find_missing_file(target) is not None:
                 shutil.rmtree(target, ignore_errors=True)
                 workdir.mkdir()
+                from rlkit.engine.model.gguf import convert_gguf
+
                 convert_gguf(fetch(workdir), workdir / target.name, progress=progress).rename(target)
         finally:
             shutil.rmtree(workdir, ignore_errors=True)

@@ -20,6 +20,7 @@ from rlkit.engine.kernels import cpu_kernels
 from rlkit.engine.kernels.jit_cache import COMPILES
 from rlkit.engine.kernels.llvm import TILE_ROWS
 from rlkit.engine.kernels.threads import parallel_for
+from rlkit.engine.model.config import Activation
 
 ROWS = TILE_ROWS
 """Products of more than one row have a multiple of this number of rows; the others are zeros."""
@@ -51,29 +52,34 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return cast("Tensor", _RmsNorm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
 
-def swiglu(both: Tensor) -> Tensor:
-    """Return SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
+def glu(both: Tensor, activation: Activation = "silu") -> Tensor:
+    """Return the activation of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020)."""
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
-        return functional.silu(gate) * up
-    return cast("Tensor", _Swiglu.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+        return (functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")) * up
+    return cast("Tensor", _Glu.apply(both, activation))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
 
-def swiglu_gradient(both: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor]:
+def glu_gradient(both: Tensor, grad_out: Tensor, activation: Activation) -> tuple[Tensor, Tensor]:
     """Return the gradient at `both [N, 2I]` from the gradient at the result, `grad_out [N, I]`; and the result.
 
     `grad_out` may be overwritten.
     """
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
-        sigmoid = torch.sigmoid(gate)
-        grad_gate = grad_out * up * sigmoid * (1 + gate * (1 - sigmoid))
+        argument, slope = gate, 1.0
+        if activation == "gelu":
+            argument = gate * (cpu_kernels.GELU_LINEAR + cpu_kernels.GELU_CUBIC * gate.square())
+            slope = cpu_kernels.GELU_LINEAR + 3 * cpu_kernels.GELU_CUBIC * gate.square()
+        sigmoid = torch.sigmoid(argument)
+        grad_gate = grad_out * up * sigmoid * (1 + gate * slope * (1 - sigmoid))
         return torch.cat([grad_gate, grad_out * gate * sigmoid], -1), gate * sigmoid * up
     rows, out = _flatten_rows(both), _flatten_rows(grad_out)
     grad_both = torch.empty_like(rows)
     values, results, grad_values = _array(rows), _array(out), _array(grad_both)
 
-    _share_rows(lambda a, b: cpu_kernels.swiglu_gradient(values[a:b], results[a:b], grad_values[a:b]), rows)
+    kernel, is_gelu = cpu_kernels.glu_gradient, activation == "gelu"
+    _share_rows(lambda a, b: kernel(values[a:b], results[a:b], grad_values[a:b], is_gelu), rows)
     return grad_both, out
 
 
@@ -137,21 +143,23 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x.view(x.shape), None, None
 
 
-class _Swiglu(torch.autograd.Function):
+class _Glu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+    def forward(ctx: Any, both: Tensor, activation: Activation) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx.save_for_backward(both)
+        ctx.activation = activation
         rows = _flatten_rows(both)
         out = rows.new_empty(len(rows), rows.shape[1] // 2)
         values, results = _array(rows), _array(out)
-        _share_rows(lambda a, b: cpu_kernels.swiglu(values[a:b], results[a:b], 0, results.shape[1]), rows)
+        kernel, is_gelu = cpu_kernels.glu, activation == "gelu"
+        _share_rows(lambda a, b: kernel(values[a:b], results[a:b], 0, results.shape[1], is_gelu), rows)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         (both,) = ctx.saved_tensors
-        return swiglu_gradient(both, grad_out.clone())[0]
+        return glu_gradient(both, grad_out.clone(), ctx.activation)[0], None
 
 
 def _flatten_rows(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Forward pass of a dense decoder over packed sequences.
+"""Forward pass of a decoder over packed sequences.
 
 Invariant: with packed weights in float32 on the CPU, the results of a sequence depend only on its tokens and the
 weights, bit for bit, and not on other sequences in the batch.
@@ -19,8 +19,9 @@ from rlkit.engine.model.attention import Attention, Span, positions
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import NO_ADAPTER, Adapter, LayerAdapter, Lora
 from rlkit.engine.model.matrices import Matrix, matmul, multiply_rows
-from rlkit.engine.model.ops import Rope, rms_norm, split_heads, swiglu
-from rlkit.engine.model.weights import Layer, Weights
+from rlkit.engine.model.ops import Rope, glu, rms_norm, split_heads
+from rlkit.engine.model.rotary import AttentionKind
+from rlkit.engine.model.weights import Expert, Layer, Weights
 
 _TABLE_POSITIONS = 1024
 # A training step stores about a megabyte per token for the backward pass of a small model. Beyond this many tokens it
@@ -50,17 +51,21 @@ def compute_hidden(
     """
     config = weights.config
     x = weights.embed(tokens)
-    attention = Attention(spans, compute_rope(config, positions(spans, len(tokens)), x), config.kv_heads)
+    where = positions(spans, len(tokens))
+    attentions = {
+        kind: Attention(spans, compute_rope(kind, config.head_dim, where, x), config.kv_heads, kind.window)
+        for kind in weights.attention_kinds
+    }
 
     def run_layer(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
         lora = adapter.layer(index) if adapter else NO_ADAPTER
         prefix_rows = None if load_kv is None else load_kv(index)
         qkv = project_qkv(config, layer, x, lora.qkv)
-        mixed, rows = attention(qkv, rotary=layer.rotary, prefix_rows=prefix_rows)
+        mixed, rows = attentions[layer.attention](qkv, prefix_rows=prefix_rows)
         if store_kv is not None:
             store_kv(index, rows[:, config.heads :])
-        x = add_attention(layer, x, mixed, lora)
+        x = add_attention(config, layer, x, mixed, lora)
         return x + mlp(config, layer, x, lora)
 
     recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
@@ -76,10 +81,12 @@ def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
     return multiply_rows(x, weight) if x.requires_grad else matmul(x, weight)
 
 
-def add_attention(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
+def add_attention(config: ModelConfig, layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
     """Project attention's output `mixed [N, H · D]` and add it to the residual stream `x [N, E]`."""
-    y = x + project(mixed, layer.o, lora.o)
-    return y if layer.o_bias is None else y + layer.o_bias
+    y = project(mixed, layer.o, lora.o)
+    if layer.attention_out_norm is not None:
+        y = rms_norm(y, layer.attention_out_norm, config.norm_eps)
+    return x + y if layer.o_bias is None else x + y + layer.o_bias
 
 
 def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None = None) -> Tensor:
@@ -96,18 +103,43 @@ def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None 
 
 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
-    """Return the norm and gated feed-forward of `x [N, E]`, without the residual."""
-    gate_up = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
+    """Return the norms and gated feed-forward of `x [N, E]`, without the residual."""
+    x = rms_norm(x, layer.mlp_norm, config.norm_eps)
+    y = _mix_experts(config, layer, x, lora) if layer.experts else _feed_forward(config, layer, x, lora)
+    return y if layer.mlp_out_norm is None else rms_norm(y, layer.mlp_out_norm, config.norm_eps)
+
+
+def _feed_forward(config: ModelConfig, part: Layer | Expert, x: Tensor, lora: LayerAdapter) -> Tensor:
+    assert part.gate_up is not None
+    assert part.down is not None
+    gate_up = project(x, part.gate_up, lora.gate_up)
     if lora.down is not None:
-        return lora.down.multiply(gate_up, layer.down, applies_swiglu=True)
-    return project(swiglu(gate_up), layer.down, None)
+        return lora.down.multiply(gate_up, part.down, gate=config.activation)
+    return project(glu(gate_up, config.activation), part.down, None)
 
 
-def compute_rope(config: ModelConfig, row_positions: Tensor, template: Tensor) -> Rope:
+def _mix_experts(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
+    """Return the sum of the feed-forwards of the likeliest experts of each row of `x [N, E]`, by their weights."""
+    assert config.experts is not None
+    assert layer.router is not None
+    logits = project(x, layer.router, None).float()
+    top, chosen = logits.topk(config.experts.active, -1)
+    # A softmax of the chosen logits is that of all logits, divided by the sum of the chosen.
+    shares = torch.softmax(top, -1) if config.experts.renormalises else torch.softmax(logits, -1).gather(-1, chosen)
+    y = torch.zeros_like(x)
+    for index, expert in enumerate(layer.experts):
+        rows, places = (chosen == index).nonzero().unbind(-1)
+        if len(rows):
+            part = _feed_forward(config, expert, x[rows], lora.experts[index] if lora.experts else NO_ADAPTER)
+            y = y.index_add(0, rows, part * shares[rows, places, None].to(x.dtype))
+    return y
+
+
+def compute_rope(kind: AttentionKind, head_dim: int, row_positions: Tensor, template: Tensor) -> Rope:
     """Return cosines and sines [N, 1, D] at `row_positions [N]`, with the device and type of `template`."""
     table_indices = row_positions // _TABLE_POSITIONS
     distinct = sorted({int(index) for index in table_indices})
-    tables = [_rope_table(config, index * _TABLE_POSITIONS) for index in distinct]
+    tables = [_rope_table(kind, head_dim, index * _TABLE_POSITIONS) for index in distinct]
     table_rows = (
         torch.searchsorted(torch.tensor(distinct), table_indices) * _TABLE_POSITIONS + row_positions % _TABLE_POSITIONS
     )
@@ -116,9 +148,9 @@ def compute_rope(config: ModelConfig, row_positions: Tensor, template: Tensor) -
 
 
 @lru_cache(maxsize=128)
-def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
+def _rope_table(kind: AttentionKind, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [1024, D] from `start`; tables of one size keep the bits equal for all requests."""
-    frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
+    frequencies = torch.tensor(kind.inverse_frequencies(head_dim), dtype=torch.float32)
     angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
-    return angles.cos() * config.rope_amplitude, angles.sin() * config.rope_amplitude
+    return angles.cos() * kind.amplitude, angles.sin() * kind.amplitude

@@ -18,9 +18,18 @@ from torch import Tensor
 
 from rlkit.engine.model.config import ModelConfig, find_weight_files, read_config
 from rlkit.engine.model.matrices import Matrix, pack
+from rlkit.engine.model.rotary import AttentionKind
 from rlkit.errors import UsageError
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expert:
+    """The feed-forward of an expert."""
+
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +41,16 @@ class Layer:
     qkv_bias: Tensor | None  # [(H + 2K) · D], or None
     q_norm: Tensor | None  # [D], or None without QK-norm; `k_norm` alike
     k_norm: Tensor | None
-    rotary: bool  # True if queries and keys are rotated
+    attention: AttentionKind
     o: Matrix  # [H · D, E]
     o_bias: Tensor | None  # [E], or None
+    attention_out_norm: Tensor | None  # [E], a norm of attention's output, or None; `mlp_out_norm` alike
     mlp_norm: Tensor  # [E]
-    gate_up: Matrix  # [E, 2I]
-    down: Matrix  # [I, E]
+    gate_up: Matrix | None  # [E, 2I]; None if the layer has experts; `down` alike
+    down: Matrix | None  # [I, E]
+    router: Matrix | None  # [E, experts], or None
+    experts: tuple[Expert, ...]
+    mlp_out_norm: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +63,16 @@ class Weights:
     norm: Tensor  # [E], the final norm; activations have its type and device
     output: Matrix  # [E, V], the output layer; made from the embedding if the configuration ties them
 
+    @property
+    def attention_kinds(self) -> list[AttentionKind]:
+        """Distinct kinds of attention of the layers."""
+        return list(dict.fromkeys(layer.attention for layer in self.layers))
+
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [N, E] of `tokens [N]`."""
-        return self.embedding[tokens].to(self.norm.dtype)
+        """Return the embeddings [N, E] of `tokens [N]`, scaled as the architecture says."""
+        rows = self.embedding[tokens].to(self.norm.dtype)
+        # The factor is rounded to the type of the activations, as in transformers.
+        return rows if self.config.embedding_factor == 1 else rows * rows.new_tensor(self.config.embedding_factor)
 
 
 def load_weights(directory: Path, device: torch.device | str = "cpu", *, quantisation: str | None = None) -> Weights:
@@ -71,12 +91,14 @@ def load_weights(directory: Path, device: torch.device | str = "cpu", *, quantis
     embedding = read("model.embed_tokens.weight", vocab, hidden)
     output = pack(embedding if config.tied else read("lm_head.weight", vocab, hidden))
     layers = tuple(_read_layer(read, config, index, quantisation) for index in range(config.layers))
-    return Weights(config, embedding, layers, read("model.norm.weight", hidden), output)
+    return Weights(config, embedding, layers, read("model.norm.weight", hidden) + config.norm_offset, output)
 
 
 def _read_layer(read: _TensorReader, config: ModelConfig, index: int, quantisation: str | None) -> Layer:
     prefix, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
     attention, size = f"{prefix}.self_attn", config.head_dim
+    experts = config.expert_count(index)
+    expert_inner = config.experts.intermediate_size if config.experts else 0
     widths = {"q": config.heads * size, "k": config.kv_heads * size, "v": config.kv_heads * size}
 
     def join(parts: list[Tensor]) -> Matrix:
@@ -87,20 +109,36 @@ def _read_layer(read: _TensorReader, config: ModelConfig, index: int, quantisati
         widths_by_name = {fused: sum(parts.values())} if config.fused else parts
         return join([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in widths_by_name.items()])
 
+    def gate_up(name: str, inner: int) -> Matrix:
+        return stacked(f"{prefix}.{name}", "gate_up", {"gate": inner, "up": inner})
+
+    def down(name: str, inner: int) -> Matrix:
+        return join([read(f"{prefix}.{name}.down_proj.weight", hidden, inner)])
+
+    def norm(name: str, width: int = hidden) -> Tensor:
+        return read(f"{prefix}.{name}.weight", width) + config.norm_offset
+
     return Layer(
-        attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
+        attention_norm=norm("input_layernorm"),
         qkv=stacked(attention, "qkv", widths),
         qkv_bias=torch.cat([read(f"{attention}.{n}_proj.bias", width) for n, width in widths.items()])
         if config.qkv_bias
         else None,
-        q_norm=read(f"{attention}.q_norm.weight", size) if config.qk_norm else None,
-        k_norm=read(f"{attention}.k_norm.weight", size) if config.qk_norm else None,
-        rotary=index not in config.unrotated,
+        q_norm=norm("self_attn.q_norm", size) * config.query_factor if config.qk_norm else None,
+        k_norm=norm("self_attn.k_norm", size) if config.qk_norm else None,
+        attention=config.attention[index],
         o=join([read(f"{attention}.o_proj.weight", hidden, config.heads * size)]),
         o_bias=read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
-        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=stacked(f"{prefix}.mlp", "gate_up", {"gate": inner, "up": inner}),
-        down=join([read(f"{prefix}.mlp.down_proj.weight", hidden, inner)]),
+        attention_out_norm=norm("post_attention_layernorm") if config.out_norms else None,
+        mlp_norm=norm("pre_feedforward_layernorm" if config.out_norms else "post_attention_layernorm"),
+        gate_up=None if experts else gate_up("mlp", inner),
+        down=None if experts else down("mlp", inner),
+        router=pack(read(f"{prefix}.mlp.gate.weight", experts, hidden)) if experts else None,
+        experts=tuple(
+            Expert(gate_up(f"mlp.experts.{i}", expert_inner), down(f"mlp.experts.{i}", expert_inner))
+            for i in range(experts)
+        ),
+        mlp_out_norm=norm("post_feedforward_layernorm") if config.out_norms else None,
     )
 
 

@@ -15,12 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlkit.engine.model.gguf import Progress
 from rlkit.errors import MissingError
+
+Progress = Callable[[str, float | None], None]
+"""Called with a message and the completed fraction (None if unknown)."""
 
 FETCH_TIMEOUT_S = 1800.0
 

@@ -6,7 +6,6 @@ Invariant: no request, however malformed or long, ends the server, and `stop` en
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import threading
@@ -176,10 +175,10 @@ class EngineServer:
         if self._thread is None:
             return
         if self._loop is not None and self._extension is not None and self._thread.is_alive():
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 asyncio.run_coroutine_threadsafe(self._extension.close(), self._loop).result(_GRACE_S)
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop may be closed
+            with suppress(RuntimeError):  # the loop may be closed
                 self._loop.call_soon_threadsafe(self._halt)
         self._server.should_exit = True
         self._thread.join()

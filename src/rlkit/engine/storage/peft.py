@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from rlkit._util.model_names import hub_id
@@ -43,6 +44,11 @@ def write_external(info: CheckpointInfo, adapter: Adapter, recipients: Sequence[
     if adapter.config.fused:
         raise UsageError(
             f"save_weights_external: the matrices of {info.base_model} are fused, which peft does not support"
+        )
+    if adapter.config.experts and adapter.settings.train_mlp:
+        raise UsageError(
+            f"save_weights_external: transformers fuses the experts of {info.base_model}, so peft cannot adapt each of "
+            "them; train with train_mlp=False for an adapter in peft's format"
         )
     encrypt = _make_encryption(recipients)
 
@@ -75,8 +81,6 @@ def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
 
 
 def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
-    from safetensors.torch import save
-
     tensors = peft_tensors(adapter.to(torch.device("cpu")))
     yield "adapter_model.safetensors", save(tensors, metadata={"format": "pt"})
     config = {
