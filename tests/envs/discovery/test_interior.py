@@ -13,6 +13,7 @@ from rlkit.envs.discovery.problems.erdos_steps import balance, c5, mirror
 pytest.importorskip("scipy")
 
 
+@pytest.mark.slow
 def test_finer_pieces_of_haugland_s_construction_are_improved() -> None:
     heights = np.repeat(Erdos().verify(load_published("erdos_haugland_2016")).construction, 4)
     better = balance(interior_point(heights))

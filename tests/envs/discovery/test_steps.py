@@ -36,6 +36,7 @@ from rlkit.envs.discovery.scripted import PROGRAMS, make_reply
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S
+from tests.marks import split_slow
 
 pytest.importorskip("scipy")
 
@@ -102,6 +103,7 @@ def test_a_search_refines_coarse_step_functions() -> None:
     assert (len(best_heights), c5(best_heights)) == improvements[-1]
 
 
+@pytest.mark.slow
 def test_a_search_from_a_published_construction_is_better_than_it() -> None:
     start = np.repeat(Erdos().verify(load_published("erdos_haugland_2016")).construction, 2)
     improvements = list[float]()
@@ -110,7 +112,13 @@ def test_a_search_from_a_published_construction_is_better_than_it() -> None:
     assert c5(best_heights) == min(improvements) < c5(start) - 1e-7
 
 
-@pytest.mark.parametrize(("problem", "name"), [(problem, name) for problem in PROGRAMS for name in PROGRAMS[problem]])
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    split_slow(
+        [(problem, name) for problem in PROGRAMS for name in PROGRAMS[problem]],
+        lambda case: case[1] == next(iter(PROGRAMS[case[0]])),
+    ),
+)
 def test_a_scripted_program_is_played_like_a_sampled_program(problem: str, name: str) -> None:
     start = "erdos_haugland_2016" if problem == "erdos" else "random"
     task = discovery(problem=problem, start=start, program_timeout_s=2.0, workers=2).next()
@@ -218,6 +226,7 @@ def test_a_search_for_autocorrelations_reports_each_improvement() -> None:
     assert improvements[-1] > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["third", "third_absolute"])
 def test_a_search_of_signed_functions_is_better_than_unsigned_ones(objective: Objective) -> None:
     f = autocorrelation_steps.search(0, 4.0, objective=objective, start=30)

@@ -18,6 +18,7 @@ from rlkit.envs.discovery.problems.subset_steps import (
     search_kissing,
 )
 from rlkit.envs.discovery.problems.subsets import Kissing, NoIsosceles
+from tests.marks import split_slow
 
 
 def root_system(dimension: int) -> NDArray[np.float64]:
@@ -147,7 +148,7 @@ def test_cells_that_break_a_rule_are_rejected_in_one_line(cells: NDArray[np.floa
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("size", "count"), [(4, 6), (6, 9), (8, 13), (9, 16)])
+@pytest.mark.parametrize(("size", "count"), split_slow([(4, 6), (6, 9), (8, 13), (9, 16)], lambda case: case[0] == 6))
 def test_the_search_finds_the_published_number_of_cells(size: int, count: int) -> None:
     counts = list[float]()
     problem = NoIsosceles(size)

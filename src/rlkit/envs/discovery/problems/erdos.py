@@ -26,7 +26,7 @@ from rlkit.envs.discovery.problem import (
     VerifiedConstruction,
     check_vector,
 )
-from rlkit.envs.discovery.problems.exact import correlate, format_decimals, to_integers
+from rlkit.envs.discovery.problems.exact import convolve, format_decimals, to_integers
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -156,11 +156,6 @@ def overlaps(h: Construction) -> Construction:
     return np.fft.irfft(spectrum, size)[: 2 * count - 1] * (2 / count)
 
 
-def exact_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) -> Fraction:
-    """Return C₅ of [n] heights as `certify_c5` does, without the description."""
-    return certify_c5(h, slack=slack)[0]
-
-
 def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) -> tuple[Fraction, str]:
     """Return C₅ of [n] heights, rescaled exactly to ∫h = 1, and moved towards ½ if that puts them outside [0, 1].
 
@@ -186,7 +181,7 @@ def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) ->
         tops = [2 * weight_left * top + weight_right * twice for top in tops]
         twice *= 2 * weight.denominator
         steps.append(f"moved towards 1/2 by up to {float(excess):.3g}")
-    overlap = max(correlate(tops, [twice - top for top in tops]))
+    overlap = max(convolve(tops, [twice - top for top in reversed(tops)]))
     return Fraction(2 * overlap, count * twice * twice), ", ".join(steps)
 
 

@@ -92,7 +92,7 @@ def interior_point(
     best = ties.expand(ties.mean(h))
     point = _enter(ties, ties.mean(h), barrier)
     multipliers = _Multipliers(*(barrier / each for each in (point.slack, point.free, 1 - point.free)))
-    best_value = float(_overlaps(best).max()) if abs(float(best.sum()) - len(h) / 2) < 1e-9 else np.inf
+    best_value = float(compute_overlaps(best).max()) if abs(float(best.sum()) - len(h) / 2) < 1e-9 else np.inf
     for _ in range(steps):
         if time.process_time() >= end_s or not np.isfinite(point.bound):
             break
@@ -124,13 +124,13 @@ def _enter(ties: Mirrored, free: Heights, barrier: float) -> _Point:
         missing = ties.count / 2 - float(ties.weights @ free)
         room = free * (1 - free)
         free = np.clip(free + missing * room / float(ties.weights @ room), _MARGIN / 100, 1 - _MARGIN / 100)
-    top = float(_overlaps(ties.expand(free)).max())
+    top = float(compute_overlaps(ties.expand(free)).max())
     return _place(ties, free, top + 50 * barrier)
 
 
 def _place(ties: Mirrored, free: Heights, bound: float) -> _Point:
     h = ties.expand(free)
-    overlaps = _overlaps(h)[ties.first :]
+    overlaps = compute_overlaps(h)[ties.first :]
     return _Point(free, bound, h, overlaps, bound - overlaps)
 
 
@@ -143,7 +143,7 @@ def _newton(ties: Mirrored, point: _Point, multipliers: _Multipliers, barrier: f
     gradient_bound = 1 - float((barrier / slack).sum())
     curvature = multipliers.overlap / slack
     rows = np.flatnonzero(curvature > _ROW_SHARE * curvature.max())
-    slopes = _slopes(ties, point.h, rows)
+    slopes = compute_slopes(ties, point.h, rows)
     scaled = slopes * np.sqrt(curvature[rows])[:, None]
     matrix = scaled.T @ scaled
     border, corner = -(slopes.T @ curvature[rows]), float(curvature[rows].sum())
@@ -201,19 +201,24 @@ def _longest(values: Heights, steps: Heights) -> float:
     return min(1.0, _FRACTION / max(float((-steps / values).max()), 1e-30))
 
 
-def _overlaps(h: Heights) -> Heights:
+def compute_overlaps(h: Heights) -> Heights:
+    """Return the [2n − 1] overlaps of [n] heights at all shifts."""
     return np.correlate(h, 1 - h, mode="full") * (2 / len(h))
+
+
+def compute_gradient(h: Heights, weights: Heights) -> Heights:
+    """Return [n] Σ_m w_m ∂O_m/∂h_j for the overlaps O_m at the [2n − 1] shifts."""
+    ahead = np.convolve(weights, 1 - h, mode="valid")
+    behind = np.correlate(weights, h, mode="valid")[::-1]
+    return (ahead - behind) * (2 / len(h))
 
 
 def overlap_gradient(ties: Mirrored, h: Heights, weights: Heights) -> Heights:
     """Return Σ_m w_m ∂O_m by the free heights."""
-    weights = np.pad(weights, (ties.first, 0))
-    ahead = np.convolve(weights, 1 - h, mode="valid")
-    behind = np.correlate(weights, h, mode="valid")[::-1]
-    return ties.fold((ahead - behind) * (2 / ties.count))
+    return ties.fold(compute_gradient(h, np.pad(weights, (ties.first, 0))))
 
 
-def _slopes(ties: Mirrored, h: Heights, rows: NDArray[np.intp]) -> Heights:
+def compute_slopes(ties: Mirrored, h: Heights, rows: NDArray[np.intp]) -> Heights:
     """Return the derivatives of some overlaps by the free heights: [rows, free]."""
     outside = np.zeros(ties.count - 1)
     ahead, behind = (

@@ -14,7 +14,14 @@ from typing import cast
 
 import numpy as np
 
-from rlkit.envs.discovery.problems.erdos_interior import Heights, interior_point
+from rlkit.envs.discovery.problems.erdos_interior import (
+    Heights,
+    Mirrored,
+    compute_gradient,
+    compute_overlaps,
+    compute_slopes,
+    interior_point,
+)
 
 _MIN_RADIUS = 1e-10
 _MIN_GAIN = 1e-13
@@ -23,9 +30,9 @@ _POOL_SIZE = 8
 _POLISH_RADIUS = 1e-5
 _PIECES = 512
 _COARSE_PIECES = 48  # of the first level, or up to twice as many
-_COARSE_SHARE = 0.5  # of a search, for the first level
-_ISLAND_S = 30.0  # of the first level; after half a minute, all members of a pool lie in one basin
-_START_SHARE = 0.25  # of an island's time, for random starts
+_ISLANDS_SHARE = 0.6  # of a search, for its islands
+_ISLAND_S = 90.0  # after a minute and a half, all members of an island lie in one basin
+_ISLAND_ENDS = (0.08, 0.33, 1.0)  # shares of an island's time: random starts, coarse pieces, halved pieces
 _HOP_SHARE = 0.95
 _HOP_STEPS = 60  # many short descents find more than few that end
 _SUM_TOLERANCE = 1e-14  # per piece; above it the verifier rescales heights, possibly beyond 1
@@ -71,13 +78,13 @@ def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05)
     best_value = c5(best)
     for step in range(1, iterations + 1):
         theta, heights = _centre(theta)
-        overlap = np.correlate(heights, 1 - heights, mode="full") * (2 / count)
+        overlap = compute_overlaps(heights)
         top = float(overlap.max())
         if top < best_value:
             best, best_value = heights, top
         share = step / iterations
         weights = np.exp((overlap - top) * 10 ** (2.0 + 3.0 * share))
-        gradient = _gradient(heights, weights / weights.sum())
+        gradient = compute_gradient(heights, weights / weights.sum())
         slope = heights * (1 - heights)
         gradient = slope * (gradient - float(gradient @ slope) / float(slope.sum()))
         if symmetric:
@@ -152,7 +159,7 @@ class _Pool:
             self._on_best(h)
         distinct = list[tuple[float, Heights]]()
         for member in sorted([*self.members, (value, h)], key=lambda item: item[0]):
-            if all(float(np.abs(member[1] - other).mean()) > self._min_distance for _, other in distinct):
+            if all(_compare(member[1], other) > self._min_distance for _, other in distinct):
                 distinct.append(member)
         self.members = distinct[:_POOL_SIZE]
 
@@ -174,7 +181,8 @@ def search(
 ) -> Heights:
     """Search by basin hopping, from coarse step functions to fine ones: each level halves the pieces of its best.
 
-    Descents on few pieces are fast, and the best coarse functions lead to good fine ones.
+    Descents on few pieces are fast, and good coarse functions lead to good fine ones. The first two levels are repeated
+    in islands that start at random.
 
     Args:
         seconds: processor time.
@@ -195,36 +203,55 @@ def search(
     pool = _Pool(rng, _MIN_NEW_DISTANCE if starts else _MIN_DISTANCE, report)
     for start in starts:
         pool.add(start)
-    halvings = 0 if starts else max(0, int(np.log2(pieces / _COARSE_PIECES)))
-    ends_s = began_s + seconds * _HOP_SHARE * np.linspace(_COARSE_SHARE if halvings else 1, 1, halvings + 1)
-    if not starts:
-        pool = _search_islands(rng, pieces >> halvings, ends_s[0], report)
-    for level, end_s in enumerate(ends_s):
-        if level:
-            coarse, pool = pool, _Pool(rng, _MIN_DISTANCE, report)
-            for _, h in coarse.members:
-                pool.add(interior_point(h.repeat(2), steps=_HOP_STEPS, end_s=end_s))
-        count = len(pool.members[0][1])
-        pool.hop(centre=count // 4 if starts else count, end_s=end_s)
+    end_s = began_s + seconds * _HOP_SHARE
+    if starts:
+        pool.hop(centre=len(starts[0]) // 4, end_s=end_s)
+    else:
+        halvings = max(0, int(np.log2(pieces / _COARSE_PIECES)))
+        ends_s = began_s + (end_s - began_s) * np.linspace(_ISLANDS_SHARE if halvings > 1 else 1, 1, max(halvings, 1))
+        pool = _search_islands(rng, pieces >> halvings, ends_s[0], report, is_halved=halvings > 0)
+        for level_end_s in ends_s[1:]:
+            pool = _halve(pool, rng, level_end_s, report)
     final = polish(pool.members[0][1], began_s + seconds - time.process_time())
     report(final)
     return final
 
 
-def _search_islands(rng: np.random.Generator, pieces: int, end_s: float, report: Callable[[Heights], None]) -> _Pool:
-    """Search from random starts, in islands of their own, and return a pool with the best two of each."""
+def _search_islands(
+    rng: np.random.Generator, pieces: int, end_s: float, report: Callable[[Heights], None], *, is_halved: bool
+) -> _Pool:
+    """Search from random starts, in islands of their own, and return a pool with the best two of each.
+
+    Args:
+        is_halved: whether an island ends with functions of twice as many pieces.
+    """
     pool, began_s = _Pool(rng, _MIN_DISTANCE, report), time.process_time()
     islands = max(1, round((end_s - began_s) / _ISLAND_S))
     for number in range(islands):
         island, island_s = _Pool(rng, _MIN_DISTANCE, report), (end_s - began_s) / islands
-        start_s = began_s + island_s * number
-        while not island.members or time.process_time() < start_s + island_s * _START_SHARE:
+        starts_s, coarse_s, last_s = (began_s + island_s * (number + share) for share in _ISLAND_ENDS)
+        while not island.members or time.process_time() < starts_s:
             h = descend(rng.uniform(0.02, 0.98, pieces), iterations=1000, symmetric=False)
             island.add(interior_point(h, steps=_HOP_STEPS, end_s=end_s))
-        island.hop(centre=pieces, end_s=start_s + island_s)
-        for _, h in island.members[:2]:
+        island.hop(centre=pieces, end_s=coarse_s if is_halved else last_s)
+        for _, h in (_halve(island, rng, last_s, report) if is_halved else island).members[:2]:
             pool.add(h)
     return pool
+
+
+def _halve(coarse: _Pool, rng: np.random.Generator, end_s: float, report: Callable[[Heights], None]) -> _Pool:
+    """Search from the members of a pool, with two pieces for each of theirs."""
+    pool = _Pool(rng, _MIN_DISTANCE, report)
+    for _, h in coarse.members:
+        pool.add(interior_point(h.repeat(2), steps=_HOP_STEPS, end_s=end_s))
+    pool.hop(centre=len(pool.members[0][1]), end_s=end_s)
+    return pool
+
+
+def _compare(h: Heights, other: Heights) -> float:
+    """Return the smallest mean difference of functions, over images of one with the same overlaps."""
+    images = (other, other[::-1], 1 - other, 1 - other[::-1])
+    return min(float(np.abs(h - image).mean()) for image in images)
 
 
 def _move(pool: Sequence[tuple[float, Heights]], rng: np.random.Generator, centre: int) -> Heights:
@@ -269,54 +296,32 @@ def _centre(theta: Heights) -> tuple[Heights, Heights]:
     return theta, h * (len(h) / 2 / float(h.sum()))
 
 
-def _gradient(h: Heights, weights: Heights) -> Heights:
-    """Return [n] Σ_m w_m ∂O_m/∂h_j for the overlaps O_m at the [2n − 1] shifts."""
-    ahead = np.convolve(weights, 1 - h, mode="valid")
-    behind = np.correlate(weights, h, mode="valid")[::-1]
-    return (ahead - behind) * (2 / len(h))
-
-
 def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
     """Return the step within the radius with the smallest maximum overlap to first order, and that overlap."""
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
 
     count = len(h)
-    overlap = np.correlate(h, 1 - h, mode="full") * (2 / count)
-    shifts = np.arange(-(count - 1), count)
+    ties = Mirrored(count, 0 if symmetric else count)
+    overlap = compute_overlaps(h)
     # A step changes an overlap by at most 2 · radius · 2 (each height counts twice), and usually by much less.
     near = overlap > value - min(8 * radius, 1.0)
     if symmetric:
-        near &= shifts >= 0
-    rows = shifts[near]
-    place = np.arange(count)
-    forward, backward = place[None] + rows[:, None], place[None] - rows[:, None]
-    slopes = np.where((backward >= 0) & (backward < count), 1 - h[np.clip(backward, 0, count - 1)], 0.0)
-    slopes -= np.where((forward >= 0) & (forward < count), h[np.clip(forward, 0, count - 1)], 0.0)
-    slopes *= 2 / count
-    low, high = np.maximum(-radius, -h), np.minimum(radius, 1 - h)
-    if symmetric:
-        half = (count + 1) // 2
-        halved = slopes[:, :half].copy()
-        halved[:, : count // 2] += slopes[:, ::-1][:, : count // 2]
-        sums = np.where(np.arange(half) < count // 2, 2.0, 1.0)
-        slopes, low, high = halved, low[:half], high[:half]
-    else:
-        half, sums = count, np.ones(count)
+        near[: count - 1] = False  # equal to those at the opposite shifts
+    rows = np.flatnonzero(near)
+    slopes = compute_slopes(ties, h, rows - ties.first)
+    free = h[: len(ties.weights)]
+    low, high = np.maximum(-radius, -free), np.minimum(radius, 1 - free)
     # Scaled by the radius; otherwise the solver's tolerances would be as large as the step.
-    table = np.column_stack([slopes, -np.ones(len(rows))])
     solution = linprog(
-        np.concatenate([np.zeros(half), [1.0]]),
-        A_ub=table,
-        b_ub=(value - overlap[near]) / radius,
-        A_eq=np.concatenate([sums, [0.0]])[None],
+        np.append(np.zeros(len(free)), 1.0),
+        A_ub=np.column_stack([slopes, -np.ones(len(rows))]),
+        b_ub=(value - overlap[rows]) / radius,
+        A_eq=np.append(ties.weights, 0.0)[None],
         b_eq=[(count / 2 - float(h.sum())) / radius],
         bounds=np.column_stack([np.append(low / radius, -np.inf), np.append(high / radius, np.inf)]),
-        method="highs-ds" if half < 150 else "highs-ipm",
+        method="highs-ds" if len(free) < 150 else "highs-ipm",
     )
     if solution.status != 0:
         return None
-    values = cast("Heights", solution.x)
-    step = values[:half] * radius
-    if symmetric:
-        step = np.concatenate([step, step[: count // 2][::-1]])
-    return step, value + float(values[-1]) * radius
+    change = cast("Heights", solution.x) * radius
+    return ties.expand(change[:-1]), value + float(change[-1])

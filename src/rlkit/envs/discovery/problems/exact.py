@@ -25,11 +25,6 @@ def to_integers(values: NDArray[np.float64] | Sequence[Fraction]) -> tuple[list[
     return [top << (exponent - (bottom.bit_length() - 1)) for top, bottom in pairs], exponent
 
 
-def correlate(a: Sequence[int], b: Sequence[int]) -> list[int]:
-    """Return Σ_i a[i + m] · b[i] of two sequences of n integers, for shifts m from −(n−1) to n−1."""
-    return convolve(a, b[::-1])
-
-
 def convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:
     """Return Σ_i a[i] · b[m − i] of two sequences of n integers, for m from 0 to 2n−2.
 
