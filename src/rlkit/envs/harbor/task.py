@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +21,7 @@ from rlkit.envs.harbor.phases import GatePass, get_gates
 from rlkit.envs.harbor.settings import TrialSettings
 from rlkit.envs.harbor.trial import list_steps, measure_phases, play_trial
 from rlkit.policy import Policy
-from rlkit.types import Json, Outcome
+from rlkit.types import Outcome
 
 if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
@@ -73,21 +72,16 @@ class HarborTask(Env):
                     self.path,
                     settings.environment,
                     read,
-                    fields=self._make_fields(agent.fields),
+                    fields={
+                        "timeout_multiplier": settings.timeout_multiplier,
+                        "agent": {**agent.fields, "override_timeout_sec": agent_timeout_s(self.path, settings)},
+                        "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
+                    },
                     prepare=agent.prepare,
                     gate_pass=gate_pass,
                     trials_dir=settings.trials_dir,
                     keep=settings.keep,
                 )
-
-    def _make_fields(self, agent: Mapping[str, Json]) -> dict[str, Json]:
-        """Return fields of Harbor's `TrialConfig`, given those of its `AgentConfig`."""
-        settings = self.settings
-        return {
-            "timeout_multiplier": settings.timeout_multiplier,
-            "agent": {**agent, "override_timeout_sec": agent_timeout_s(self.path, settings)},
-            "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
-        }
 
     def _make_report(
         self, result: TrialResult, gate_pass: GatePass, folder: Path, end: AgentEnd, *, outage_s: float

@@ -111,11 +111,12 @@ class _RunningTrial[T]:
         """Add the gates to the trial, and set the verdict just before its environment is stopped."""
         from harbor.trial.hooks import TrialEvent
 
-        from rlkit.envs.harbor.verification.agent_records import watch_records
+        from rlkit.envs.harbor.verification.agent_records import AgentRecords, records_by_environment
         from rlkit.envs.harbor.verification.sealing import note_processes
 
         environment, folder = trial.agent_environment, trial.paths.trial_dir
-        records = watch_records(environment, trial.paths.agent_dir, folder / "agent-records")
+        records = AgentRecords(trial.paths.agent_dir, folder / "agent-records")
+        records = records_by_environment.setdefault(environment, records)
         stop, start_environment = environment.stop, environment.start
 
         async def set_verdict_and_stop(delete: bool) -> None:

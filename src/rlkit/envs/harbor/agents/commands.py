@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 
 END_WORD = "exit"
 """The command with which a model ends an episode."""
@@ -50,27 +49,19 @@ def make_command_script(command: str, *, folder: str, mark: str) -> str:
     return f"exec 9>&1 2>&1\n{epilogue}{prologue}eval {shlex.quote(command)}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """Output of a command on both streams, and the shell's final folder, None if unknown."""
+def split_output(printed: str, *, mark: str) -> tuple[str, str | None]:
+    """Return the output of a command and the shell's final folder, None if unknown, from the output of its script."""
+    output, separator, folder = printed.rpartition(f"\n{mark}")
+    return (output, folder) if separator else (printed, None)
 
-    output: str
-    exit_status: int
-    folder: str | None
 
-    @classmethod
-    def read(cls, printed: str, exit_status: int, *, mark: str) -> CommandResult:
-        """Parse the output of a script by `make_command_script`."""
-        output, separator, folder = printed.rpartition(f"\n{mark}")
-        return cls(output, exit_status, folder) if separator else cls(printed, exit_status, None)
-
-    def make_observation(self, max_chars: int) -> str:
-        """Return the text for the model: both ends of the output, and the exit status unless it is 0."""
-        output = _replace_unprintable(_truncate(self.output.strip("\r\n"), max_chars))
-        lines = [output] if output.strip() else []
-        if self.exit_status:
-            lines.append(f"(exit status {self.exit_status})")
-        return "\n".join(lines) or NO_OUTPUT
+def make_observation(output: str, exit_status: int, *, max_chars: int) -> str:
+    """Return the text for the model: both ends of the output, and the exit status unless it is 0."""
+    output = _replace_unprintable(_truncate(output.strip("\r\n"), max_chars))
+    lines = [output] if output.strip() else []
+    if exit_status:
+        lines.append(f"(exit status {exit_status})")
+    return "\n".join(lines) or NO_OUTPUT
 
 
 def _truncate(text: str, max_chars: int) -> str:

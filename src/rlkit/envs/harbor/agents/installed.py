@@ -1,15 +1,19 @@
 """Harbor's installed agents, with an endpoint of the policy as the address of their model.
 
-Invariant: an agent is supported if Harbor declares that it takes a base URL of OpenAI or Anthropic; the list is derived
-from Harbor's registry. A program that is there already is not installed again. An agent is refused further replies
-after its last turn, and ended if it does not end by itself.
+Invariant: an agent is supported if Harbor declares that it takes a base URL of OpenAI or Anthropic, or if a table here
+says how it takes one. Each trial has its own address and key; no variable of this process is changed. A program that is
+there already is not installed again. An agent is refused further replies after its last turn, and ended if it does not
+end by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import urlsplit
@@ -19,6 +23,7 @@ from harbor.agents.installed.base import BaseInstalledAgent, NonZeroAgentExitCod
 from harbor.agents.model_connection import resolve_model_connection
 from harbor.models.agent.name import AgentName
 
+from rlkit.config.loading.nodes import from_python, merge, plain
 from rlkit.endpoint import Endpoint, open_endpoint
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, sum_tallies
 from rlkit.envs.harbor.agents.policy_registry import AgentAccess
@@ -34,21 +39,56 @@ if TYPE_CHECKING:
 _GRACE_S = 10.0  # time for an agent to end after a limit: some repeat the refused request for minutes
 _POLL_S = 0.2
 
-_UNDECLARED: Mapping[str, tuple[str, str]] = {"openhands-sdk": ("LLM_BASE_URL", "LLM_API_KEY")}
-"""Variables for the address and key of OpenAI's protocol in agents that do not declare them to Harbor."""
 
-_MODEL_NAMES: Mapping[str, str] = {
-    "aider": "openai/openai/policy",  # it drops the first provider, and its library needs one
-    "claude-code": "claude-sonnet-4-5",  # with others it puts system messages amid conversations
-    "openhands-sdk": "openai/policy",
+@dataclass(frozen=True)
+class _Connection:
+    """Settings of an agent in addition to the endpoint's variables; `{url}` and `{key}` are its address and key."""
+
+    model: str = "openai/policy"
+    variables: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    options: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    host_variable: str | None = None  # of this process; Harbor does not start the agent without it
+
+
+_CONNECTIONS: Mapping[str, _Connection] = {
+    "aider": _Connection("openai/openai/policy"),  # it drops the first provider, and its library needs one
+    "claude-code": _Connection("claude-sonnet-4-5"),  # with others it puts system messages amid conversations
+    "copilot-cli": _Connection(
+        "gpt-5-mini",  # with names that it does not know it sends top_p
+        {
+            "COPILOT_PROVIDER_BASE_URL": "{url}",
+            "COPILOT_PROVIDER_API_KEY": "{key}",
+            "COPILOT_OFFLINE": "true",
+            "COPILOT_GITHUB_TOKEN": "",  # in place of the user's token, which Harbor gives to it
+        },
+    ),
+    "deerflow": _Connection("openrouter/policy", {"OPENROUTER_API_KEY": "{key}"}, {"openrouter_base_url": "{url}"}),
+    "eve": _Connection(),
+    "grok-build": _Connection(
+        options={"grok_config": {"model": {"policy": {"base_url": "{url}", "api_backend": "chat_completions"}}}}
+    ),
+    "hermes": _Connection(host_variable="OPENAI_API_KEY"),
+    "kimi-cli": _Connection(options={"base_url": "{url}", "api_key": "{key}"}),
+    "kimi-code": _Connection(
+        "policy",
+        {"KIMI_MODEL_BASE_URL": "{url}", "KIMI_MODEL_API_KEY": "{key}", "KIMI_MODEL_PROVIDER_TYPE": "openai"},
+    ),
+    "langgraph": _Connection(),
+    "nemo-agent": _Connection(options={"llm_type": "openai"}),
+    "openclaw": _Connection(),
+    "openhands-sdk": _Connection(variables={"LLM_BASE_URL": "{url}", "LLM_API_KEY": "{key}"}),
+    "pi": _Connection(options={"model_api": "openai-completions"}),
+    "swe-agent": _Connection(options={"per_instance_cost_limit": "0"}),  # it knows no price of the policy
+    "trae-agent": _Connection(options={"top_p": "1"}),
+    "vibe": _Connection(options={"backend": "generic"}),
 }
-"""Names of the model for agents that need another one than `provider/policy`."""
-
-_OPTIONS: Mapping[str, Mapping[str, Json]] = {"pi": {"model_api": "openai-completions"}}
-"""Options without which an agent refuses a base URL."""
+"""Agents that do not declare to Harbor how they take a base URL, or that need another name or an option for it."""
 
 _WITH_RUNNER = ("openhands-sdk", "strands")
-"""Agents whose installation also copies a runner; the first looks itself for its packages."""
+"""Agents without a program, whose installation copies a runner beside their packages."""
+
+_WITH_PROJECT = ("deerflow", "eve", "langgraph")
+"""Agents whose installation also copies or writes a project, and is therefore never left out."""
 
 
 @runtime_checkable
@@ -60,8 +100,10 @@ class _Forwarding(Protocol):
 def find_model_name(agent: str) -> str | None:
     """Return the name under which an agent of Harbor accepts the policy; None if it cannot be given a base URL."""
     cls = AgentFactory.get_agent_class(AgentName(agent))
-    if agent in _MODEL_NAMES or cls.MODEL_CONNECTION is None or not issubclass(cls, BaseInstalledAgent):
-        return _MODEL_NAMES.get(agent)
+    if agent in _CONNECTIONS:
+        return _CONNECTIONS[agent].model
+    if cls.MODEL_CONNECTION is None or not issubclass(cls, BaseInstalledAgent):
+        return None
 
     def resolve(*names: str) -> tuple[str, str] | None:
         return next(((name, name) for name in names if name.startswith(("OPENAI_", "ANTHROPIC_"))), None)
@@ -76,8 +118,16 @@ def check_agent(name: str, kwargs: Mapping[str, Json], *, own_names: Iterable[st
     names = AgentFactory.registered_names()
     if name not in names or find_model_name(name) is None:
         known = [*own_names, *filter(find_model_name, names)]
-        problem = f"Harbor's {name} takes no base URL of its model" if name in names else f"there is no {name!r}"
+        problem = f"there is no {name!r}"
+        if name in names:
+            problem = f"Harbor cannot give {name} the base URL of a server of OpenAI's or Anthropic's protocol"
         raise UsageError(f"agent: {problem}.{did_you_mean(name, known)} Known: {', '.join(known)}")
+    variable = _CONNECTIONS.get(name, _Connection()).host_variable
+    if variable and not os.environ.get(variable):
+        raise UsageError(
+            f"agent: Harbor starts {name} only if the variable {variable} is set in the environment of rlkit. Set it "
+            "to any value: the agent gets the key of its rollout instead."
+        )
     try:
         AgentFactory.get_agent_class(AgentName(name)).parse_options({**kwargs})
     except ValueError as error:
@@ -98,37 +148,54 @@ async def open_installed_agent(
     """Let an agent use a policy until the end of the block; errors as of `open_endpoint`."""
     tallies = list[Tally]()
     async with open_endpoint(policy, host=endpoint_host, max_turns=max_turns) as endpoint:
-        undeclared = dict(zip(_UNDECLARED.get(name, ()), (endpoint.url, endpoint.key), strict=False))
+        connection = _CONNECTIONS.get(name, _Connection())
         fields: dict[str, Json] = {
             "name": name,
             "model_name": find_model_name(name),
-            "kwargs": {**_OPTIONS.get(name, {}), **kwargs},
-            "env": {**endpoint.variables, **undeclared, **env},
+            "kwargs": plain(merge(from_python(_fill_in(connection.options, endpoint)), from_python(kwargs))),
+            "env": {**endpoint.variables, **_fill_in(connection.variables, endpoint), **env},
         }
 
         def prepare(trial: Trial) -> None:
             """Let the agent of a trial reach its model, and skip its installation if possible."""
             agent = trial.agent
             assert isinstance(agent, BaseInstalledAgent)
-            install, run = agent.install, agent.run
+            install, run, execute = agent.install, agent.run, agent.exec_as_agent
 
             async def install_if_missing(environment: BaseEnvironment) -> None:
-                if name in _WITH_RUNNER or not await _is_present(agent, environment):
-                    try:
-                        await install(environment)
-                    except NonZeroAgentExitCodeError as error:
-                        raise EnvironmentDown(f"{agent.name()} could not be installed: {error}") from error
+                if name not in _WITH_PROJECT and await _is_present(agent, environment):
+                    if name not in _WITH_RUNNER:
+                        return
+                    agent.exec_as_agent = _skip_command  # by which packages are installed
+                try:
+                    await install(environment)
+                except NonZeroAgentExitCodeError as error:
+                    raise EnvironmentDown(f"{agent.name()} could not be installed: {error}") from error
+                finally:
+                    agent.exec_as_agent = execute
+
+            async def execute_with_logs(environment: BaseEnvironment, command: str, env: dict[str, str]) -> None:
+                """Let the command read what the agent wrote into the folder of its logs on this machine."""
+                await environment.upload_dir(agent.logs_dir, agent.environment_logs_dir.as_posix())
+                await execute(environment, command, env)
 
             async def run_step(instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
                 port = urlsplit(endpoint.root).port or 0
                 forwarding = environment.forward_port(port) if isinstance(environment, _Forwarding) else nullcontext()
                 tallies.append(tally := Tally())
+                if name == "openclaw" and not environment.capabilities.mounted:
+                    agent.exec_as_agent = execute_with_logs  # pyright: ignore[reportAttributeAccessIssue]  it gives these
                 async with forwarding:
                     await _run_to_limit(run(instruction, environment, context), policy, endpoint, tally)
 
             agent.install, agent.run = install_if_missing, run_step
 
         yield AgentAccess(fields, lambda: sum_tallies(tallies), prepare)
+
+
+def _fill_in(template: Mapping[str, Json], endpoint: Endpoint) -> dict[str, Json]:
+    """Put the address and key of an endpoint into a template of variables or options."""
+    return json.loads(json.dumps(template).replace("{url}", endpoint.url).replace("{key}", endpoint.key))
 
 
 async def _run_to_limit(
@@ -164,10 +231,15 @@ async def _run_to_limit(
         tally.record_end("completed", "the agent's program ended")
 
 
+async def _skip_command(*_: object, **__: object) -> None:
+    """Replace the commands of an installation."""
+
+
 async def _is_present(agent: BaseInstalledAgent, environment: BaseEnvironment) -> bool:
     if agent.version() is not None:  # the user wants this version
         return False
-    commands = [f'export PATH="$HOME/.local/bin:$PATH"; command -v {agent.name()}', agent.get_version_command()]
+    program = f'export PATH="$HOME/.local/bin:$PATH"; command -v {agent.name()}'
+    commands = [None if agent.name() in _WITH_RUNNER else program, agent.get_version_command()]
     for command in filter(None, commands):
         result = await environment.exec(command)
         if result.return_code == 0 and result.stdout:

@@ -30,9 +30,10 @@ from rlkit.envs.harbor.agents.commands import (
     END_WORD,
     END_WORDS,
     NO_OUTPUT,
-    CommandResult,
     make_command_script,
+    make_observation,
     read_command,
+    split_output,
 )
 from rlkit.envs.harbor.agents.policy_registry import find_registration
 from rlkit.envs.harbor.verification.agent_records import write_record
@@ -196,10 +197,9 @@ class _Episode:
             if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - start_s):
                 return f"(the command was ended after {limit_s} s)"
             raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {safe_str(error)}") from error
-        output = (execution.stdout or "") + (execution.stderr or "")
-        result = CommandResult.read(output, execution.return_code, mark=self._mark)
-        self._folder = self._folder if result.folder is None else result.folder
-        return result.make_observation(self._settings.output_chars)
+        output, folder = split_output((execution.stdout or "") + (execution.stderr or ""), mark=self._mark)
+        self._folder = self._folder if folder is None else folder
+        return make_observation(output, execution.return_code, max_chars=self._settings.output_chars)
 
 
 def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> bool:

@@ -19,7 +19,8 @@ from rlkit._util.files import write_bytes
 
 type _Stamp = tuple[int, int, int]
 
-_records = WeakKeyDictionary[BaseEnvironment, "AgentRecords"]()
+records_by_environment = WeakKeyDictionary[BaseEnvironment, "AgentRecords"]()
+"""Records of the agent of each environment."""
 
 
 class AgentRecords:
@@ -63,16 +64,6 @@ class AgentRecords:
                 if stat.S_ISREG(status.st_mode):
                     stamps[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
         return stamps
-
-
-def watch_records(environment: BaseEnvironment, folder: Path, copies: Path) -> AgentRecords:
-    """Register and return the records of an environment's agent, for `get_records`."""
-    return _records.setdefault(environment, AgentRecords(folder, copies))
-
-
-def get_records(environment: BaseEnvironment) -> AgentRecords | None:
-    """Return the registered records of an environment's agent, or None."""
-    return _records.get(environment)
 
 
 def write_record(path: Path, data: bytes, log: logging.Logger) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rlkit._util.sections import validate_fields
 from rlkit._util.threads import in_thread
-from rlkit.envs.harbor.verification.agent_records import get_records
+from rlkit.envs.harbor.verification.agent_records import records_by_environment
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox.spec import shared_paths
 
@@ -148,7 +148,7 @@ async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
 
     They are in the trial's folder of logs, with the records that the agent's program wrote on this side.
     """
-    if (records := get_records(environment)) is not None:
+    if (records := records_by_environment.get(environment)) is not None:
         await in_thread(records.restore)
     if not environment.capabilities.mounted:
         await environment.upload_dir(folder, str(EnvironmentPaths.for_os(environment.os).agent_dir))
