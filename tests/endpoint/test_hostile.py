@@ -118,6 +118,32 @@ def test_a_list_of_wrong_items_is_one_error(protocol: type[Exchange], body: dict
     assert caught.value.error_count() < 10
 
 
+def test_bodies_that_arrive_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_responses, "ARRIVING_BYTES", 1000)
+
+    async def main() -> bytes:
+        async with ScriptedPolicy(["fine"]).endpoint() as endpoint, httpx.AsyncClient() as client:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer {endpoint.key}\r\n"
+            begin = f"{head}content-length: 700\r\n\r\n{{".encode() + b" " * 600
+            port = httpx.URL(endpoint.root).port
+            assert port is not None
+            (_, first), (reader, second) = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+            first.write(begin)
+            await asyncio.sleep(0.2)
+            second.write(begin)
+            async with asyncio.timeout(HANG_S):
+                answer = await reader.readuntil(b"}}")
+            first.close()
+            await asyncio.sleep(0.2)
+            await check_alive(endpoint, client)  # what has gone counts no longer
+            second.close()
+            return answer
+
+    answer = asyncio.run(main())
+    assert b" 413 " in answer.split(b"\r\n", 1)[0]
+    assert b"the bodies that arrive together are larger than 1000 bytes" in answer
+
+
 @pytest.mark.parametrize(
     ("beginning", "status"),
     [
@@ -147,6 +173,29 @@ def test_a_slow_or_endless_request_ends_while_others_go_on(
             return answer.split(b"\r\n", 1)[0]
 
     assert status in asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["unread stream", "unread reply", "unfinished upload"])
+def test_the_end_of_a_rollout_with_an_open_request_is_quiet(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    policy = ScriptedPolicy(["y" * 10_000_000], max_tokens=1 << 24)  # more than the buffers of the connection
+    body = json.dumps({"messages": [USER], "stream": kind == "unread stream"})
+
+    async def main() -> None:
+        async with policy.endpoint() as endpoint:
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", httpx.URL(endpoint.root).port))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer {endpoint.key}\r\n"
+            length = len(body) + (kind == "unfinished upload")
+            client.sendall(f"{head}host: x\r\ncontent-length: {length}\r\n\r\n{body}".encode())
+            async with asyncio.timeout(HANG_S):
+                while not policy.turns and kind != "unfinished upload":
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+        client.close()
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 def test_a_process_without_descriptors_reports_it_once_and_answers_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 
 import rlkit
 from rlkit.chat.format import ChatFormat
-from rlkit.endpoint import Endpoint, open_endpoint
+from rlkit.endpoint import Endpoint, http_responses, open_endpoint
 from rlkit.errors import ServiceError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
@@ -30,6 +30,7 @@ ADD: ChatCompletionToolParam = {
 }
 
 
+CALL_OF_900_LEVELS = {"id": "c", "function": {"name": "add", "arguments": '{"a": ' + 899 * "[" + 899 * "]" + "}"}}
 FILE = {"type": "image_url", "image_url": {"url": "/etc/passwd"}}
 
 
@@ -402,17 +403,72 @@ def test_choices_before_a_limit_are_not_lost() -> None:
     assert play(policy, work) == len(policy.turns) == 2
 
 
-@pytest.mark.parametrize("part", ["{}, ", "[], "])
-def test_a_body_of_very_many_objects_is_an_error(part: str) -> None:
-    async def main() -> httpx.Response:
-        async with make_policy().endpoint() as endpoint, httpx.AsyncClient() as client:
-            headers = {"Authorization": f"Bearer {endpoint.key}"}
-            body = f'{{"messages": [{part * 200_000}{{}}]}}'
-            return await client.post(f"{endpoint.url}/chat/completions", content=body, headers=headers)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"stop": ["x"] * 65}, "at most 64 items"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL_OF_900_LEVELS]}]}, "more than 200 levels deep"),
+        ({"metadata": {"a": json.loads(900 * "[" + 900 * "]")}}, "more than 200 levels deep"),
+    ],
+)
+def test_an_error_names_the_limit_that_a_request_exceeds(settings: dict[str, Any], reason: str) -> None:
+    policy = make_policy()
 
-    response = asyncio.run(main())
-    assert response.status_code == 413
-    assert response.json()["error"]["type"] == "request_too_large"
+    async def work(client: AsyncOpenAI) -> None:
+        await client.chat.completions.create(
+            **{"model": "m", "messages": [{"role": "user", "content": "begin"}], **settings}
+        )
+
+    with pytest.raises(openai.BadRequestError, match=reason):
+        play(policy, work)
+
+
+def test_each_choice_of_a_stream_ends_whatever_the_limit() -> None:
+    policy = make_policy(limits=Limits(max_turns=2))
+
+    async def work(client: AsyncOpenAI) -> tuple[set[int], set[int]]:
+        messages: list[Any] = [{"role": "user", "content": "begin"}]
+        stream = await client.chat.completions.create(model="m", messages=messages, n=4, stream=True)
+        choices = [choice async for chunk in stream for choice in chunk.choices]
+        opened = {choice.index for choice in choices if choice.delta.role is not None}
+        return opened, {choice.index for choice in choices if choice.finish_reason == "stop"}
+
+    assert play(policy, work) == ({0, 1}, {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [("{}, ", 200_000), ("[], ", 200_000), (r'"\u007b\u007D", ', 200_000), ("1, ", 600_000), (r'"\u002C", ', 300_000)],
+)
+def test_a_body_of_very_many_objects_or_values_is_not_read_while_others_are_answered(
+    monkeypatch: pytest.MonkeyPatch, part: str, count: int
+) -> None:
+    bodies = list[bytes]()
+
+    def parse_body(body: bytes, model: type[Any]) -> Any:
+        bodies.append(body)
+        return parse(body, model)
+
+    parse = http_responses.parse_body
+    monkeypatch.setattr(http_responses, "parse_body", parse_body)
+    small = b'{"messages": [{"role": "user", "content": "begin"}]}'
+
+    async def main() -> list[httpx.Response]:
+        async with make_policy().endpoint() as large, make_policy().endpoint() as other, httpx.AsyncClient() as client:
+            contents = (f'{{"messages": [{part * count}{{}}]}}'.encode(), large.key), (small, other.key)
+            return await asyncio.gather(
+                *(
+                    client.post(
+                        f"{large.url}/chat/completions", content=body, headers={"Authorization": f"Bearer {key}"}
+                    )
+                    for body, key in contents
+                )
+            )
+
+    rejection, answer = asyncio.run(main())
+    assert (rejection.status_code, answer.status_code) == (413, 200)
+    assert rejection.json()["error"]["type"] == "request_too_large"
+    assert bodies == [small]
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,20 @@ def test_outputs_may_stand_between_parallel_calls() -> None:
     assert policy.turns[1].parent == 0
 
 
+@pytest.mark.parametrize("role", ["user", "developer"])
+def test_a_message_between_parallel_calls_starts_a_segment(role: str) -> None:
+    policy = make_policy([CALL + CALL, "done"])
+
+    async def work(client: AsyncOpenAI) -> None:
+        first = await request(client, input="begin", tools=[ADD])
+        calls, outputs = send_back(first), answer(first, "")
+        between = [calls[0], outputs[0], {"role": role, "content": "wait"}, calls[1], outputs[1]]
+        await request(client, input=[{"role": "user", "content": "begin"}, *between], tools=[ADD])
+
+    play(policy, work)
+    assert policy.turns[1].parent is None
+
+
 def test_instructions_are_not_carried_over() -> None:
     policy = make_policy(["one", "two", "three"])
 
@@ -358,6 +372,24 @@ def test_a_request_for_what_cannot_be_had_is_an_error(settings: Mapping[str, Any
         play(policy, work)
     assert str(caught.value.param).startswith(field)
     assert not policy.turns
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [ADD, {"type": "custom", "name": "add"}],
+        [{**ADD, "name": "a__add"}, {"type": "namespace", "name": "a", "description": "", "tools": [ADD]}],
+    ],
+)
+def test_two_tools_of_one_name_are_an_error_that_names_them(tools: list[Any]) -> None:
+    policy = make_policy()
+
+    async def work(client: AsyncOpenAI) -> None:
+        await request(client, input="begin", tools=tools)
+
+    with pytest.raises(openai.BadRequestError, match=r"two tools have the name '(a__)?add'") as caught:
+        play(policy, work)
+    assert (caught.value.param, policy.turns) == ("tools", ())
 
 
 def test_an_empty_input_is_an_error() -> None:

@@ -24,8 +24,10 @@ from rlkit.endpoint.session import Session
 from rlkit.types import Reply
 
 BODY_BYTES = 16 << 20  # limit of a request's body
-OBJECTS_MAX = 100_000
-"""Limit of the brackets in a request's body: to parse as many objects takes a second, in which nothing else runs."""
+ARRIVING_BYTES = 4 * BODY_BYTES  # limit of the bodies of a key that arrive at the same time
+SIGNS_MAX: Mapping[str, int] = {"{[": 100_000, ",": 500_000}
+"""Limits of the brackets and commas in a request's body, and so of the objects and values, in texts as well: to read as
+many takes a second, in which nothing else runs. A text with as many commas is longer than any context."""
 
 BODY_S = 60.0  # limit for the arrival of a request's body
 KEEP_ALIVE_S = 10.0  # time between two signs of life of a stream that waits for its reply
@@ -78,7 +80,7 @@ def _read_key(headers: Mapping[str, str]) -> str:
 
 
 async def _answer(protocol: type[Exchange], session: Session, request: Request) -> Response:
-    exchange = parse_body(await _read_body(request), protocol)
+    exchange = parse_body(await _read_body(request, session), protocol)
     replies = asyncio.ensure_future(session.respond(exchange))
     is_streaming = False
     try:
@@ -121,18 +123,26 @@ async def _wait_until_gone(request: Request) -> None:
         pass
 
 
-async def _read_body(request: Request) -> bytes:
+async def _read_body(request: Request, session: Session) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
                 body += chunk
+                session.arriving_bytes += len(chunk)
                 if len(body) > BODY_BYTES:
                     raise Rejection(413, f"the body is larger than {BODY_BYTES} bytes")
+                if session.arriving_bytes > ARRIVING_BYTES:
+                    raise Rejection(413, f"the bodies that arrive together are larger than {ARRIVING_BYTES} bytes")
     except TimeoutError:
         raise Rejection(408, f"the body did not arrive within {BODY_S:g} s") from None
     except ClientDisconnect:
         raise Rejection(400, "the client is gone") from None
-    if body.count(b"{") + body.count(b"[") > OBJECTS_MAX:
-        raise Rejection(413, f"the body has more than {OBJECTS_MAX} objects and lists")
+    finally:
+        session.arriving_bytes -= len(body)
+    for signs, limit in SIGNS_MAX.items():
+        # Escaped, too: the arguments of tool calls are JSON in strings.
+        spellings = [form for sign in signs for form in (sign, f"\\u{ord(sign):04x}", f"\\u{ord(sign):04X}")]
+        if sum(body.count(form.encode()) for form in spellings) > limit:
+            raise Rejection(413, f"the body has more than {limit} of the signs {' '.join(signs)}")
     return bytes(body)

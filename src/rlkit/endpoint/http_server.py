@@ -48,10 +48,11 @@ class HttpServer(uvicorn.Server):
             access_log=False,
             lifespan="off",
             ws="none",
-            timeout_graceful_shutdown=grace_s,
+            timeout_graceful_shutdown=grace_s + 1,  # for applications that ignore that their client is gone
             backlog=1,  # asyncio's accepts in a row: without a free descriptor it reports each of them, every second
         )
         super().__init__(config)
+        self._grace_s = grace_s
         self._serving: asyncio.Task[None] | None = None
         self._listener = socket.create_server(address)
         # Connections inherit this option. Without it, each reply's body waits 40 ms until its headers are acknowledged:
@@ -72,6 +73,17 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listener.listen(socket.SOMAXCONN)  # connections that wait, which asyncio limits by the same number
+
+    @override
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # As if the clients had left: uvicorn would cancel the requests, and report each with a traceback.
+        timer = asyncio.get_running_loop().call_later(self._grace_s, self._abort_connections)
+        await super().shutdown(sockets)
+        timer.cancel()
+
+    def _abort_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @override
     @contextlib.contextmanager

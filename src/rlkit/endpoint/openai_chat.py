@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, override
 
-from pydantic import AliasChoices, AliasPath, BaseModel, Field
+from pydantic import AliasChoices, AliasPath, BaseModel, BeforeValidator, Field
 
 from rlkit.endpoint.protocol import (
     Call,
@@ -116,7 +116,7 @@ class ChatCompletion(Exchange):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    stop: Annotated[str, Field(min_length=1)] | Stops | None = None
+    stop: Annotated[Stops, BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES_MAX)] | None = None
     stream_options: dict[str, Any] | None = None
 
@@ -129,7 +129,7 @@ class ChatCompletion(Exchange):
             tools=[tool.parse() for tool in (self.tools or ()) if parameters.get("tool_choice") != "none"],
             max_tokens=self.max_completion_tokens or self.max_tokens,
             temperature=self.temperature,
-            stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+            stop=self.stop or (),
             choices=self.n or 1,
         )
 
@@ -144,12 +144,13 @@ class ChatCompletion(Exchange):
 
     @override
     def encode_opening(self) -> Iterator[str]:
-        for index in range(self.n or 1):
-            yield self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        yield self._open_choice(0)  # a limit of the rollout may leave out the others
 
     @override
     def encode_events(self, replies: Sequence[Reply]) -> Iterator[str]:
         for index, reply in enumerate(replies):
+            if index:
+                yield self._open_choice(index)
             delta = _encode_message(reply)
             del delta["role"]  # clients join the texts of all deltas
             for number, call in enumerate(delta.get("tool_calls", ())):
@@ -159,6 +160,10 @@ class ChatCompletion(Exchange):
         if (self.stream_options or {}).get("include_usage"):
             yield self._chunk([], usage=_encode_usage(replies))
         yield "data: [DONE]\n\n"
+
+    def _open_choice(self, index: int) -> str:
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk([{"index": index, "delta": delta, "finish_reason": None}])
 
     def _chunk(self, choices: Sequence[object], **fields: object) -> str:
         return format_event({**self._make_envelope("chat.completion.chunk"), "choices": choices, **fields})

@@ -134,6 +134,7 @@ def read_messages(items: Sequence[Item]) -> list[Message]:
             role = "system" if item.role == "developer" else item.role
             messages.append({"role": role, "content": parse_content(item.content)})
             newest = None
+            by_tag.clear()
             continue
         tag = read_tag(item.id) or (read_tag(item.call_id) if isinstance(item, _Call) else None)
         # Clients may drop some ids, and may put outputs between parallel calls.

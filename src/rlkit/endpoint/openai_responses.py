@@ -70,7 +70,11 @@ class ResponseRequest(Exchange):
 
     @cached_property
     def _offered_tools(self) -> Mapping[str, OfferedTool]:
-        return {offered.tool["name"]: offered for tool in self.tools or () for offered in tool.offer()}
+        tools = dict[str, OfferedTool]()
+        for offered in (offered for tool in self.tools or () for offered in tool.offer()):
+            if tools.setdefault(offered.tool["name"], offered) is not offered:
+                raise Rejection(400, f"two tools have the name {offered.tool['name']!r}", field="tools")
+        return tools
 
     @override
     def make_call(self, conversations: Mapping[str, Sequence[Message]]) -> Call:
@@ -86,7 +90,7 @@ class ResponseRequest(Exchange):
             raise Rejection(404, f"there is no response {self.previous_response_id!r}", code="not_found")
         return Call(
             [*earlier, *read_messages(self.input)],
-            tools=[] if self.tool_choice == "none" else [offered.tool for offered in self._offered_tools.values()],
+            tools=[offered.tool for offered in self._offered_tools.values() if self.tool_choice != "none"],
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             instructions=[{"role": "system", "content": self.instructions}] if self.instructions else (),

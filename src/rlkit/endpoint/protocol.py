@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, override
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, PrivateAttr
+from pydantic_core import from_json
 
-from rlkit.endpoint.rejection import Rejection
+from rlkit.endpoint.rejection import Rejection, explain_parser
 from rlkit.types import ImagePart, Json, Message, Reply, TextPart, Tool
 
 MODEL = "policy"
@@ -150,11 +151,12 @@ def parse_content(content: str | Sequence[ContentPart] | None) -> str | list[Tex
 def parse_arguments(call_id: str, arguments: str, *, field: str) -> Mapping[str, Json]:
     """Parse the arguments of a tool call that a client sends back in a field of its request."""
     try:
-        value: Json = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
+        value: Json = from_json(arguments or "{}")
+        reason = ""
+    except ValueError as error:
+        value, reason = None, f": {explain_parser(str(error))}"
     if not isinstance(value, Mapping):
-        raise Rejection(400, f"the arguments of the tool call {call_id!r} are not a JSON object", field=field)
+        raise Rejection(400, f"the arguments of the tool call {call_id!r} are not a JSON object{reason}", field=field)
     return value
 
 

@@ -14,6 +14,8 @@ type Code = Literal[
     "unsupported_parameter",
 ]  # fmt: skip
 
+_DEPTH_MAX = 200  # limit of pydantic's parser
+
 _ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 
 
@@ -57,6 +59,11 @@ def explain(error: RlkitError) -> Rejection:
             return Rejection(500, str(error))
 
 
+def explain_parser(message: str) -> str:
+    """Return a message of the JSON parser with its limit of levels, which it does not name."""
+    return message.replace("recursion limit exceeded", f"lists and objects nested more than {_DEPTH_MAX} levels deep")
+
+
 def parse_body[M: BaseModel](body: bytes, model: type[M], *, status: int = 400) -> M:
     """Parse a JSON body; a `Rejection` with this status names its first invalid field."""
     try:
@@ -65,5 +72,5 @@ def parse_body[M: BaseModel](body: bytes, model: type[M], *, status: int = 400) 
         # In a union, the deepest mistake is that of the alternative that the client meant.
         first = max(error.errors(include_url=False, include_input=False), key=lambda mistake: len(mistake["loc"]))
         field = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
-        message = f"{field or 'body'}: {first['msg']}"
+        message = f"{field or 'body'}: {explain_parser(first['msg'])}"
         raise Rejection(status, message, field=field or None, body=body) from None

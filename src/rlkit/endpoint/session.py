@@ -50,6 +50,8 @@ class Session(ABC):
         self._tasks = set[asyncio.Task[Reply]]()
         self._is_closed = False
         self._conversations = OrderedDict[str, Sequence[Message]]()
+        self.arriving_bytes = 0
+        """Bytes of requests whose bodies are not complete."""
         self.fault: RlkitError | None = None
         """The first failure that is not the fault of the client or the environment."""
         self.limit: LimitReached | None = None
