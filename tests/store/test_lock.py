@@ -24,7 +24,7 @@ def test_the_holder_is_named(tmp_path: Path) -> None:
 
 def test_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file is a file, but a run needs a folder: choose another name"):
+    with pytest.raises(UsageError, match="file is a file, but a run needs a folder: choose another `name`"):
         acquire_lock(tmp_path / "file")
     with pytest.raises(UsageError, match=r"cannot write to .*; set RLKIT_RUNS_DIR to a writable folder"):
         acquire_lock(tmp_path / "file" / "run")

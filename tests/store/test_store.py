@@ -81,7 +81,9 @@ def test_the_recorded_configuration_is_a_configuration(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
         store.add_metrics(1, {})
-    with pytest.raises(UsageError, match=r"already holds a run: resume it \(--resume\), or choose another name"):
+    with pytest.raises(
+        UsageError, match=r"already holds a run: resume it \(--resume\), or choose another `name` \(--name\)"
+    ):
         RunStore(tmp_path / "run", resolved=RESOLVED)
 
 

@@ -22,25 +22,8 @@ from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.metrics.rewards import drop_copies
-from rlkit.store import codec, table
-from rlkit.store.history import (
-    DRAW_BYTES,
-    DrawRecord,
-    GroupRecord,
-    History,
-    append_metrics,
-    check_table,
-    evaluation_path,
-    has_started,
-    list_state_steps,
-    load_resume_history,
-    make_group,
-    read_groups,
-    read_metrics,
-    state_path,
-    table_path,
-    upsert_attempt,
-)
+from rlkit.store import codec, history, table
+from rlkit.store.history import DrawRecord, GroupRecord, History
 from rlkit.store.journal import Journal, RecordKind, mark_retrieved
 from rlkit.store.metadata import RunMetadata
 from rlkit.store.table import RecordedGroup
@@ -106,37 +89,37 @@ class RunStore:
         Raises:
             UsageError: the run cannot be resumed; the disk is unchanged.
         """
-        if not self.metadata.has_state and not has_started(self.directory):
-            files.write_text(state_path(self.directory, 0), codec.to_json(initial))
-        history = load_resume_history(self.directory)
-        self._check_tables(history)
+        if not self.metadata.has_state and not history.has_started(self.directory):
+            files.write_text(history.state_path(self.directory, 0), codec.to_json(initial))
+        past = history.load_resume_history(self.directory)
+        self._check_tables(past)
         missing_tables = {  # the process died before it wrote these
-            path: history.groups(step)
-            for step in history.steps
-            if not (path := table_path(self.directory, step)).exists()
+            path: past.groups(step)
+            for step in past.steps
+            if not (path := history.table_path(self.directory, step)).exists()
         }
-        replay(history)
+        replay(past)
         self.metadata.mark_running(has_state=True)
         self._pieces = PieceWriter(pieces_path(self.directory), piece)
         for path, groups in missing_tables.items():
             self._write_table(path, groups)
-        self.step = history.step
-        self._journal = Journal(self.directory / "journal", segment=history.step + 1)
+        self.step = past.step
+        self._journal = Journal(self.directory / "journal", segment=past.step + 1)
         # A lower bound: all outstanding draws were made after the state that the sources are restored to.
-        self._segments = dict.fromkeys(history.outstanding, history.state_step + 1)
-        self._draws = dict(history.outstanding)
-        self._attempts = {draw: list(history.attempts.get(draw, [])) for draw in history.outstanding}
-        return history
+        self._segments = dict.fromkeys(past.outstanding, past.state_step + 1)
+        self._draws = dict(past.outstanding)
+        self._attempts = {draw: list(past.attempts.get(draw, [])) for draw in past.outstanding}
+        return past
 
-    def _check_tables(self, history: History) -> None:
+    def _check_tables(self, past: History) -> None:
         """Check the tables of the steps after the last usable checkpoint, which a resumed run replays."""
-        measured, now_s = self.find_last_measured_step(history.step), time.time()
+        measured, now_s = self.find_last_measured_step(past.step), time.time()
         usable = (saved.step for saved in checkpoints(self.directory) if saved.expires is None or saved.expires > now_s)
         first = max((step for step in usable if step <= measured), default=0) + 1
-        for step in range(first, history.step + 1):
-            path = table_path(self.directory, step)
-            if step not in history.steps or path.exists():
-                check_table(path)
+        for step in range(first, past.step + 1):
+            path = history.table_path(self.directory, step)
+            if step not in past.steps or path.exists():
+                history.check_table(path)
 
     def record_draw(self, task: Task) -> None:
         """Record the draw of a task; later records reach the disk after this one."""
@@ -150,8 +133,8 @@ class RunStore:
         The record survives the process, and after `sync` a power cut. Secrets are removed from all text but the tokens.
         """
         episode = self.metadata.redact_episode(episode)
-        upsert_attempt(self._attempts.setdefault(task.draw, []), episode)
-        draw = task.draw.to_bytes(DRAW_BYTES, "little")
+        history.upsert_attempt(self._attempts.setdefault(task.draw, []), episode)
+        draw = task.draw.to_bytes(history.DRAW_BYTES, "little")
         self._writer.append(RecordKind.EPISODE, draw + codec.encode(episode))
 
     async def sync(self) -> None:
@@ -172,7 +155,7 @@ class RunStore:
         self.step += 1
         recorded = list[RecordedGroup]()
         for group in groups:
-            recorded.append(make_group(self._draws.pop(group.draw), self._attempts.pop(group.draw, []), group))
+            recorded.append(history.make_group(self._draws.pop(group.draw), self._attempts.pop(group.draw, []), group))
             del self._segments[group.draw]
         group_fields = [{"draw": group.draw, "counts": group.is_trained, "size": group.size} for group in groups]
         self._writer.append(RecordKind.STEP, codec.to_json({"step": self.step, "groups": group_fields}).encode())
@@ -187,8 +170,8 @@ class RunStore:
                 await asyncio.shield(earlier_writes)
             await asyncio.shield(synced)
             with files.report_write_errors(self.directory):
-                await in_thread(self._write_table, table_path(self.directory, step), recorded)
-                await in_thread(files.write_text, state_path(self.directory, step), state_text)
+                await in_thread(self._write_table, history.table_path(self.directory, step), recorded)
+                await in_thread(files.write_text, history.state_path(self.directory, step), state_text)
                 if was_retrying:
                     self.metadata.write()
             self._delete_before(oldest_segment)
@@ -198,18 +181,18 @@ class RunStore:
 
     def _delete_before(self, segment: int) -> None:
         """Delete the states and segments that are not needed to repeat the draws from `segment` on."""
-        state_steps = list_state_steps(self.directory)
+        state_steps = history.list_state_steps(self.directory)
         # A draw in segment n is repeated from the state after step n − 1.
         needed = max(step for step in state_steps if step < segment)
         for step in state_steps:
             if step < needed:
-                state_path(self.directory, step).unlink(missing_ok=True)
+                history.state_path(self.directory, step).unlink(missing_ok=True)
         self._writer.drop_through(needed)
 
     async def read_groups(self, step: int) -> Sequence[RecordedGroup]:
         """Return the groups of an earlier step."""
         await self.flush()
-        return await in_thread(read_groups, table_path(self.directory, step))
+        return await in_thread(history.read_groups, history.table_path(self.directory, step))
 
     async def flush(self) -> None:
         """Wait until all tables are on the disk."""
@@ -228,7 +211,7 @@ class RunStore:
     async def write_evaluation(self, step: int, groups: Sequence[tuple[Group, Sequence[Episode]]]) -> None:
         """Write the groups of the evaluation of a step's weights, each with all its attempts."""
         recorded = [
-            make_group(
+            history.make_group(
                 DrawRecord(group.draw, group.env, group.task),
                 [self.metadata.redact_episode(episode) for episode in attempts],
                 GroupRecord(group.draw, True, len(group.episodes)),
@@ -236,7 +219,7 @@ class RunStore:
             for group, attempts in groups
         ]
         with files.report_write_errors(self.directory):
-            await in_thread(self._write_table, evaluation_path(self.directory, step), recorded)
+            await in_thread(self._write_table, history.evaluation_path(self.directory, step), recorded)
 
     def _write_table(self, path: Path, groups: Sequence[RecordedGroup]) -> None:
         turns = [turn for group in groups for episode in group.attempts for turn in episode.turns]
@@ -247,12 +230,12 @@ class RunStore:
         """Add a line to metrics.jsonl, without `env/all/…` if the run has a single environment."""
         metrics = drop_copies(metrics) if self._single_env else metrics
         with files.report_write_errors(self.directory):
-            append_metrics(self.directory / "metrics.jsonl", step, metrics)
+            history.append_metrics(self.directory / "metrics.jsonl", step, metrics)
         self.measured_steps.add(step)
 
     def read_metrics(self) -> list[tuple[int, dict[str, float]]]:
         """Return the steps and their finite metrics, read from the disk."""
-        return read_metrics(self.directory / "metrics.jsonl")
+        return history.read_metrics(self.directory / "metrics.jsonl")
 
     def find_last_measured_step(self, step: int) -> int:
         """Return the last step, at most `step`, up to which every step has metrics; 0 for none."""
@@ -308,7 +291,7 @@ def acquire_lock(directory: Path) -> LockFile:
         file = LockFile(directory / "lock")
         holder = file.acquire()
     except FileExistsError as error:
-        raise UsageError(f"{directory} is a file, but a run needs a folder: choose another name (--name)") from error
+        raise UsageError(f"{directory} is a file, but a run needs a folder: choose another `name` (--name)") from error
     except OSError as error:
         remedy = "set RLKIT_RUNS_DIR to a writable folder"
         raise UsageError(f"cannot write to {directory}: {error.strerror}; {remedy}") from error

@@ -64,7 +64,7 @@ class RunMetadata:
                 problem = "already holds a run: resume it (--resume)"
             else:
                 problem = "holds a run whose run.json is missing: put it back from a copy"
-            raise UsageError(f"{directory} {problem}, or choose another name (--name)")
+            raise UsageError(f"{directory} {problem}, or choose another `name` (--name)")
         _clear(directory)
         self._content: dict[str, Json] = {
             "format": FORMAT_VERSION,

@@ -86,10 +86,7 @@ _JSON_FIELDS = ("metrics", "info", "rewards")
 _COPIED_FIELDS = [name for name in EPISODE_FIELDS if name not in _JSON_FIELDS]
 """Fields of an episode that are columns without conversion."""
 
-_DICTIONARIES = [
-    f"turns.list.element.{name}"
-    for name in ("prompt.list.element", "completion.list.element", "stop", "version", "parent")
-]
+_DICTIONARIES = [f"turns.list.element.{name}" for name in ("stop", "version", "parent")]
 _CRC_BYTES = 4
 
 
@@ -123,6 +120,7 @@ def write(path: Path, groups: Sequence[RecordedGroup]) -> None:
         pa.Table.from_arrays(arrays, schema=SCHEMA),
         buffer,
         compression="zstd",
+        # Dictionaries of tokens take longer, and zstd finds their repetitions as well.
         use_dictionary=[*_COLUMNS, *_DICTIONARIES],  # pyright: ignore[reportArgumentType]  accepts column names, too
         # Readers do not select rows by minima and maxima of tokens and texts.
         write_statistics=_COLUMNS,  # pyright: ignore[reportArgumentType]  accepts column names, too

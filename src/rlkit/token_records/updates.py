@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,11 @@ from numpy.typing import NDArray
 
 from rlkit._util import files
 from rlkit._util.threads import in_thread
+from rlkit.algorithms.datums import PreparedGroup, UpdateResult
+from rlkit.algorithms.estimator import Estimator
 from rlkit.errors import UsageError
 from rlkit.token_records.list_columns import make_lists, row_ends, split_lists
-
-if TYPE_CHECKING:
-    from rlkit.algorithms.datums import PreparedGroup, UpdateResult
-    from rlkit.algorithms.estimator import Estimator
-    from rlkit.types import Bools, Floats
+from rlkit.types import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
