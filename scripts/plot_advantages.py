@@ -5,14 +5,10 @@ python scripts/plot_advantages.py --out docs/assets/advantages.svg
 
 from __future__ import annotations
 
-import argparse
-
-import matplotlib as mpl
-
-mpl.use("agg")
-
 import matplotlib.pyplot as plt
 import numpy as np
+from charts import save_chart
+from matplotlib.figure import Figure
 
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.types import Episode, Group
@@ -35,13 +31,8 @@ def advantages(name: str, successes: int) -> tuple[float, float]:
     return float(values[0]), float(values[-1])
 
 
-def main() -> None:
-    """Draw the chart."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", required=True, help="path of the SVG or PNG")
-    mpl.rcParams.update(
-        {"svg.hashsalt": "rlkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
-    )
+def draw() -> Figure:
+    """Return the chart."""
     figure, axes = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
     counts = range(1, SIZE)
     for name, colour in COLOURS.items():
@@ -51,10 +42,8 @@ def main() -> None:
     axes.axhline(0, color="#868e96", linewidth=0.8)
     axes.set(xlabel=f"successes in a group of {SIZE}", ylabel="advantage")
     axes.legend(frameon=False, title="solid: a success, dashed: a failure")
-    figure.savefig(
-        parser.parse_args().out, metadata={"Date": None} if parser.parse_args().out.endswith("svg") else None
-    )
+    return figure
 
 
 if __name__ == "__main__":
-    main()
+    save_chart(draw, __doc__)

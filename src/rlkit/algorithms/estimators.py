@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -23,9 +23,7 @@ from rlkit.algorithms.entropic_temperature import adaptive_advantages, advantage
 from rlkit.algorithms.estimator import Estimator, RewardEstimator, StepEstimator
 from rlkit.algorithms.reward_scale import EQUAL, Values, centre, exponent, in_unit, map_rewards
 from rlkit.errors import EnvironmentFault
-
-if TYPE_CHECKING:
-    from rlkit.types import Bools, Episode, Group
+from rlkit.types import Bools, Episode, Group
 
 type AboveZero = Annotated[float, Field(gt=0)]
 
