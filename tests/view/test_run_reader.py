@@ -194,6 +194,8 @@ def test_the_best_step_has_the_best_value_of_the_metric_that_selects_weights(tmp
         lines = [{"step": step, "eval/all/reward/mean": value, "optim/tokens": value} for step, value in values.items()]
         (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, {"step": 31}]))
         assert get(tmp_path, f"run/{name}")["best_step"] == step
+        (run / "checkpoints.jsonl").write_text('{"step": 20, "state": "a", "sampler": "b", "expires": null}\n')
+        assert get(tmp_path, f"run/{name}")["best_step"] == (None if step is None else 20)  # it has weights
 
 
 def test_each_value_of_a_list_has_the_origin_of_its_line(tmp_path: Path) -> None:

@@ -50,30 +50,31 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
     if path.exists():
         raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
     pages = ((name, _encode(gzip.compress(data, mtime=0))) for name, data in _read(library, note))
+    write = _write_file if path.suffix == ".html" else _write_folder
     try:
-        return _write_file(path, pages) if path.suffix == ".html" else _write_folder(path, pages)
+        return write(path, pages, library.start)
     except OSError as error:
         raise UsageError(f"--html: cannot write to {path}: {error.strerror}") from error
 
 
-def _write_file(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
+def _write_file(path: Path, pages: Iterator[tuple[str, str]], start: str) -> Path:
     inline, size = dict[str, str](), 0
     for name, data in pages:
         inline[name], size = data, size + len(data)
         if size > _FILE_BYTES:
             raise UsageError(f"--html: the runs need over {_FILE_BYTES >> 20} MiB: give a folder, or fewer runs")
-    files.write_text(path, _make_page({"base": None, "inline": inline}))
+    files.write_text(path, _make_page({"base": None, "inline": inline}, start))
     return path
 
 
-def _write_folder(path: Path, pages: Iterator[tuple[str, str]]) -> Path:
+def _write_folder(path: Path, pages: Iterator[tuple[str, str]], start: str) -> Path:
     files.make_folder(path.parent)
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         folder = Path(temporary) / path.name
         for name, data in pages:
             script = f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n"
             files.write_text(folder / "data" / f"{_file_name(name)}.js", script)
-        files.write_text(folder / "index.html", _make_page({"base": "data/", "inline": {}}))
+        files.write_text(folder / "index.html", _make_page({"base": "data/", "inline": {}}, start))
         folder.rename(path)
     return path / "index.html"
 
@@ -127,8 +128,12 @@ def _file_name(path: str) -> str:
     return re.sub(r".{200}(?=.)", r"\g<0>/", name)
 
 
-def _make_page(data: Row) -> str:
-    """Return index.html with its styles, scripts and data inside, since modules do not load from a disk."""
+def _make_page(data: Row, start: str) -> str:
+    """Return index.html with its styles, scripts and data inside, since modules do not load from a disk.
+
+    Args:
+        start: fragment of the page that opens first.
+    """
     # No text of a model can end the script: the data is base64, and `<` is escaped in the names of pages.
     frame = (STATIC / "frame.html").read_text()
     store = json.dumps({**data, "frame": frame}).replace("<", "\\u003c")
@@ -140,7 +145,8 @@ def _make_page(data: Row) -> str:
     page = re.sub(r'<link rel="stylesheet" href="([^"]+)">', lambda match: f"<style>{texts[match[1]]}</style>", page)
     script = re.compile(r'<script( type="module")? src="([^"]+)"></script>')
     page = script.sub(lambda match: f"<script{match[1] or ''}>{texts[match[2]]}</script>", page)
-    return page.replace("<title>", f"{policy}\n<script>window.rlkitData = {store}</script>\n<title>", 1)
+    scripts = f"<script>window.rlkitData = {store}</script>\n<script>location.hash ||= {json.dumps(start)}</script>"
+    return page.replace("<title>", f"{policy}\n{scripts}\n<title>", 1)
 
 
 def _encode(data: bytes) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from rlkit._util.paths import runs_dir
 from rlkit.config.loading.run_config import find_run, is_run_directory
@@ -62,6 +62,12 @@ class Library:
             else:
                 raise UsageError(f"{path} holds no run of rlkit, and no record that rlkit can show")
         return cls(places)
+
+    @property
+    def start(self) -> str:
+        """Fragment of the address to open: the page of the run if there is a single place and it is a run."""
+        is_run = len(self.places) == 1 and find_reader(self.places[0]) is not None
+        return f"#/run/{quote(self.places[0].name, safe='')}" if is_run else ""
 
     def readers(self) -> dict[str, RecordReader]:
         """Return the reader of each run by the run's id: its name, with a number if several have the same."""

@@ -104,12 +104,23 @@ class RunReader(RecordReader):
             "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
             "checkpoints": [{"step": step, "path": path, "expires": expires} for step, path, expires in saved],
-            "best_step": _find_best_step({name: value for name, value, _ in config}, _read_lines(self._metrics_path)),
+            "best_step": self._find_best_step({name: value for name, value, _ in config}, [step for step, *_ in saved]),
             "versions": about.get("versions", {}),
             "steps_recorded": list_tables(self.path, "step"),
             "evaluations": list_tables(self.path, "evaluation"),
             "parts": ["discovery"] if self.search_envs() else [],
         }
+
+    def _find_best_step(self, settings: Mapping[str, str], saved: Sequence[int]) -> int | None:
+        """Return the first step with the best value of the metric that selects weights, of the steps with a checkpoint.
+
+        Without checkpoints, all steps are compared.
+        """
+        metric = json.loads(settings.get("best.metric", "null")) or "eval/all/reward/mean"
+        lines = [(step, metrics) for step, metrics in _read_lines(self._metrics_path) if not saved or step in saved]
+        values = {step: metrics[metric] for step, metrics in lines if metric in metrics}
+        choose = min if settings.get("best.lower_is_better") == "true" else max
+        return choose(values, key=lambda step: values[step], default=None)
 
     @override
     def read_metrics(self) -> Mapping[int, Mapping[str, float | None]]:
@@ -180,14 +191,6 @@ class RunReader(RecordReader):
 def _average_ends(lines: Iterable[Mapping[str, float]], prefix: str) -> list[float | None] | None:
     rewards = [mean_reward(line, prefix) for line in lines]
     return None if rewards == [None, None] else rewards
-
-
-def _find_best_step(settings: Mapping[str, str], lines: Sequence[tuple[int, Mapping[str, float]]]) -> int | None:
-    """Return the first step with the best value of the metric that selects a run's best weights."""
-    metric = json.loads(settings.get("best.metric", "null")) or "eval/all/reward/mean"
-    values = {step: metrics[metric] for step, metrics in lines if metric in metrics}
-    choose = min if settings.get("best.lower_is_better") == "true" else max
-    return choose(values, key=lambda step: values[step], default=None)
 
 
 def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: str | None) -> Row:

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -158,6 +157,7 @@ class RunView:
 @cache
 def view_run(directory: Path) -> RunView:
     """Serve the page of a run in the background of this process, and return its view."""
-    server = ViewServer(Library([directory]), frame_ancestors="http://localhost:* http://127.0.0.1:*")
+    library = Library([directory])
+    server = ViewServer(library, frame_ancestors="http://localhost:* http://127.0.0.1:*")
     threading.Thread(target=server.run, name="rlkit_view", daemon=True).start()
-    return RunView(f"{server.link}#/run/{quote(directory.name, safe='')}")
+    return RunView(server.link + library.start)

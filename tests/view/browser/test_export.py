@@ -89,6 +89,17 @@ def test_the_keyboard_and_links_work_in_an_export(visit_link: Callable[..., Visi
     disk.check()
 
 
+def test_an_export_of_one_run_opens_at_the_run(visit_link: Callable[..., Visit], runs: Path, tmp_path: Path) -> None:
+    disk = visit_link(export_html(Library([runs / "faster"]), tmp_path / "one.html").as_uri())
+    disk.open("")
+    disk.wait_for_hash("run/faster$")
+    assert disk.page.locator("h1").inner_text().startswith("faster")
+    disk.page.get_by_role("link", name="rlkit, all runs").click()
+    disk.wait()
+    assert len(disk.rows()) == 1
+    disk.check()
+
+
 def test_hostile_text_stays_text_in_an_export(
     visit_link: Callable[..., Visit], hostile_runs: Path, tmp_path: Path
 ) -> None:

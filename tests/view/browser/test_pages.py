@@ -366,7 +366,7 @@ def test_evaluations_of_other_tools_have_intervals(visit_link: Callable[..., Vis
         visit.page.get_by_role("link", name="Evaluations").click()
         visit.wait_for_hash("evaluations")
         interval = estimate_mean([1, 0.5, 1])
-        assert f"0.83 ({interval.low:.2f} to {interval.high:.2f}) over 8 episodes" in visit.text()
+        assert f"mean reward 0.83 ({interval.low:.2f} to {interval.high:.2f}), 8 episodes" in visit.text()
         visit.page.get_by_role("link", name="all groups").click()
         visit.wait_for_hash("evaluation/0")
         assert len(visit.rows()) == 4

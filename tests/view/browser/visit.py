@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 WAIT_MS = 60_000
 """Ends a hang."""
 
-READY = """() => {
+# The address changes before the page hears of it and marks itself busy: a task later it has.
+READY = """async () => {
+  await new Promise((resolve) => setTimeout(resolve));
   const main = document.querySelector("#main");
   return main && !main.hasAttribute("aria-busy") && main.querySelector("h1") !== null;
 }"""
@@ -60,11 +62,7 @@ class Visit:
 
     def open(self, hash_: str = "#/") -> Visit:
         """Go to a page, as from a link."""
-        before = self.page.url
         self.page.goto(self.link + hash_)
-        if urlsplit(before)[:4] == urlsplit(self.page.url)[:4] and before != self.page.url:
-            # Only the hash changed: the page marks itself busy in the event of it.
-            self.page.evaluate("() => new Promise((resolve) => setTimeout(resolve))")
         return self.wait()
 
     def wait(self) -> Visit:

@@ -54,7 +54,7 @@ function summariseEnvs({ step: metricSteps, metrics }, data) {
       const main = scores.find(({ label }) => !label) ?? reward;
       const labels = scores.filter(({ label, metric }) => label && metric === main.metric);
       const episodes = members.get(step).reduce((sum, each) => sum + each.members.length, 0);
-      return { ...main, step, episodes, labels };
+      return { ...main, step, episodes, labels, reward: reward.mean };
     });
     return { env, tasks, rows };
   });
@@ -62,7 +62,7 @@ function summariseEnvs({ step: metricSteps, metrics }, data) {
 
 function drawEnv(run, { env, tasks, rows }, query) {
   const evaluation = rows.find(({ step }) => String(step) === query.at) ?? rows.at(-1);
-  const { step, metric, mean, low, high, episodes, labels } = evaluation;
+  const { step, metric, mean, low, high, episodes, labels, reward } = evaluation;
   const column = (key) => rows.map((row) => row[key]);
   const interval = { label: "mean, 95 % interval", low: column("low"), high: column("high") };
   const hasInterval = interval.low.some(isKnown);
@@ -71,8 +71,10 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const table = drawTasks(run, env, tasks, column("step"), query);
   const link = h("a", { href: runHash(run.id, "evaluation", step) }, "all groups");
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;
-  const score = h("p.lead",
-    `Step ${step}: `, h("b", formatReward(mean)), range, ` over ${plural(episodes, "episode")} · `, link);
+  const isReward = metric === "reward/mean";
+  const rewardText = !isReward && `, mean reward ${formatReward(reward)}`;
+  const score = h("p.lead", `Step ${step}: ${isReward ? "mean reward" : metric} `, h("b", formatReward(mean)), range, rewardText,
+    `, ${plural(episodes, "episode")} · `, link);
   return section(textLine(env), score, rows.length > 1 && chart, drawLabels(env, labels), table);
 }
 
