@@ -5,6 +5,7 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -29,6 +30,7 @@ from rlkit.errors import LimitReached, UsageError
 from rlkit.policy import Policy
 from rlkit.types import Group, Json, Message, Outcome, Reply, Tool, ToolCall
 from tests.limits import wait_until
+from tests.marks import split_slow
 
 
 def report_of(env: object, *, timeout_s: float = 120.0, tasks: int = 1) -> Report:
@@ -149,7 +151,10 @@ class Plain(Env):
 
 @pytest.mark.parametrize(
     "env",
-    [Sum(), Completion(), NumpyTruth(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]],
+    split_slow(
+        [Sum(), Completion(), NumpyTruth(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]],
+        lambda env: isinstance(env, Sum | Guess | list),
+    ),
     ids=lambda value: type(value).__name__,
 )
 def test_healthy_environment_passes(env: object) -> None:
@@ -465,16 +470,39 @@ def test_a_grader_that_accepts_the_empty_answer_is_found() -> None:
     [
         (Literal(), "raised ValueError"),
         (NotANumber(), "rewards must be finite"),
-        (UnmeasuredMetric(), "the metric score = float nan"),
-        (Nothing(), "NoneType"),
+        pytest.param(UnmeasuredMetric(), "the metric score = float nan", marks=pytest.mark.slow),
+        pytest.param(Nothing(), "NoneType", marks=pytest.mark.slow),
         (Exiting(), "raised SystemExit"),
-        (SelfCancelled(), "raised CancelledError"),
+        pytest.param(SelfCancelled(), "raised CancelledError", marks=pytest.mark.slow),
         (Unwritable(), "cannot be written as JSON"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_an_environment_that_fails_on_odd_text_is_found(env: object, message: str) -> None:
     assert message in failed(report_of(env))["odd replies"].detail
+
+
+class Crashing(Sum):
+    def grade(self, reply: Reply) -> Outcome | float:
+        return float(reply.text.split("|")[3] == self.gold)
+
+
+def test_a_grader_that_always_raises_is_named_with_its_line() -> None:
+    report = report_of(Crashing())
+    line = Crashing.grade.__code__.co_firstlineno + 1
+    error = f"raised IndexError: list index out of range, at tests/check/test_check.py:{line}"
+    findings = failed(report)
+    assert findings.keys() == {"gold answer", "odd replies"}
+    assert all(error in finding.detail for finding in findings.values())
+    assert findings["gold answer"].fix == findings["odd replies"].fix
+    assert "correct the code that raised" in findings["odd replies"].fix
+    untried = {
+        finding.check
+        for finding in report.findings
+        if f"could not be tried: each rollout failed; the first {error}" in finding.detail
+    }
+    assert untried == {"empty answer", "clean-up", "environment state", "determinism"}
+    assert all(status(report, check) == "skipped" for check in untried)
 
 
 class Caller(Adder):
@@ -505,15 +533,17 @@ def test_a_gold_answer_may_be_a_conversation_with_tool_calls() -> None:
     ("gold", "line"),
     [
         (["7"], "gold.0: "),
-        ([{"role": "assistant"}], "gold.0.content: Field required; write a message as"),
-        ([{"role": "assistant", "content": 7}], "gold.0.content: "),
+        pytest.param(
+            [{"role": "assistant"}], "gold.0.content: Field required; write a message as", marks=pytest.mark.slow
+        ),
+        pytest.param([{"role": "assistant", "content": 7}], "gold.0.content: ", marks=pytest.mark.slow),
         ([{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "gold.0.tool_calls.0.name: "),
         (
             [{"role": "user", "content": "7"}],
             "gold: expected a text or a list of messages, one of them the assistant's",
         ),
         ({"role": "assistant", "content": "7"}, "gold: expected a text or a list"),
-        (7, "gold: expected a text or a list of messages"),
+        pytest.param(7, "gold: expected a text or a list of messages", marks=pytest.mark.slow),
     ],
 )
 def test_a_gold_answer_of_another_form_is_a_finding(gold: object, line: str) -> None:
@@ -526,8 +556,37 @@ def test_a_gold_answer_without_the_full_reward_is_found() -> None:
     assert "0.5, not 1" in failed(report_of(Contradictory()))["gold answer"].detail
 
 
+class Doubled(Contradictory):
+    def grade(self, reply: Reply) -> Outcome | float:
+        return 2 * float(reply.text.strip() == str(self.a + self.b))
+
+
+class Boundless(Plain):
+    max_reward = math.inf
+    gold = "42"  # no reward is the full one
+
+    async def rollout(self, policy: Policy) -> Outcome | float:
+        return 2.0 * ("42" in (await policy.sample("Name a number.")).text)
+
+
 def test_reward_above_the_maximum_is_found() -> None:
     assert set(failed(report_of(Overpaid()))) == {"reward range"}
+    finding = failed(report_of(Doubled()))["reward range"]
+    assert finding.detail == "a reward of 2 is above max_reward, 1"
+    assert "env.max_reward (1 by default), or set it" in finding.fix
+    assert report_of(Boundless()).ok
+
+
+class Stingy(Plain):
+    async def rollout(self, policy: Policy) -> Outcome | float:
+        await policy.sample("Name a number.")
+        return 0.0
+
+
+def test_a_grader_that_never_rewards_does_not_pass_the_range() -> None:
+    findings = {finding.check: finding for finding in report_of(Stingy()).findings}
+    assert findings["reward range"].status == "skipped"
+    assert findings["reward range"].detail.startswith("each reward was 0: give the environment a `gold` reply")
 
 
 # --- it misuses the policy
@@ -649,10 +708,10 @@ KEPT: list[object] = []
     ("env", "name", "message"),
     [
         (Forgetful(), "clean-up", "a pending task"),
-        (Threaded(), "clean-up", "a thread"),
-        (Opener(), "clean-up", "an open file"),
+        pytest.param(Threaded(), "clean-up", "a thread", marks=pytest.mark.slow),
+        pytest.param(Opener(), "clean-up", "an open file", marks=pytest.mark.slow),
         (Parent(), "clean-up", "a child process"),
-        (LeakyWhenCancelled(), "cancellation", "an open file"),
+        pytest.param(LeakyWhenCancelled(), "cancellation", "an open file", marks=pytest.mark.slow),
         (Swallower(), "cancellation", "CancelledError"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Env) else value,

@@ -20,6 +20,7 @@ from rlkit.errors import ConfigError
 from rlkit.store.history import load_resume_history
 from rlkit.testing import Latency, SimulatedTinker, World, run_virtual
 from rlkit.types import Prompt, Sampling
+from tests.marks import split_slow
 from tests.simulation import Simulation, Talk, Word
 
 HELD_OUT = {"envs": {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "tasks": 3}}, "every": 1}
@@ -84,7 +85,7 @@ def test_usage_counts_training_of_groups_that_wait_for_the_service(staleness: in
     assert measure_overshoot(run, 4000) <= 4 * count_rollout_tokens(run)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", split_slow(SCHEDULES, lambda name: name == "async"))
 @pytest.mark.parametrize(
     ("evaluated", "substeps"),
     [(False, 1), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 2, marks=pytest.mark.slow)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from rlkit.dry_run.rehearse import rehearse
 from rlkit.testing import ByteChat, Latency, World, run_virtual
 from rlkit.types import Group
 from tests.builders import episode, turn
+from tests.marks import split_slow
 from tests.simulation import Simulation, Talk, Word
 
 
@@ -88,6 +90,16 @@ def test_longer_replies_do_not_change_the_first_prompt() -> None:
     assert longer.trained == 10 + 2 * 50
 
 
+@pytest.mark.parametrize(("measured", "turns"), [(1, 3), (2, 5), (4, 4), (4, 2)])
+def test_rollout_is_extended_to_more_turns(measured: int, turns: int) -> None:
+    def conversation(count: int) -> Rollout:
+        later = sum(10 + 20 * number for number in range(1, count))
+        return Rollout(count, 10, later, later, 20 * count, 10 + 20 * count - 1, 0.5 * count)
+
+    extended = conversation(measured).extended(turns)
+    assert replace(extended, repeated=extended.later) == conversation(max(measured, turns))
+
+
 def test_estimate_counts_evaluations() -> None:
     spec = {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "tasks": 3}}
     assert evaluations(make_config(), 5) == 0
@@ -108,7 +120,7 @@ def test_estimate_counts_evaluations() -> None:
     ],
     ids=["sync", "async", "single requests", "replacing", "kl", "eval", "two passes"],
 )
-@pytest.mark.parametrize("env", [Word, Talk])
+@pytest.mark.parametrize("env", split_slow([Word, Talk], lambda env: env is Talk))
 def test_usage_of_a_run_is_within_the_estimate_of_its_dry_run(
     env: type[rlkit.Env], extra_settings: dict[str, object], tmp_path: Path
 ) -> None:
@@ -145,7 +157,7 @@ def test_duration_of_a_run_is_within_the_estimate(mode: str, live: int, tmp_path
 
 
 @pytest.mark.parametrize("mode", ["sync", "stream", "async"])
-@pytest.mark.parametrize("live", [256, 5])
+@pytest.mark.parametrize("live", split_slow([256, 5], lambda live: live == 5))
 @pytest.mark.parametrize("every", [0, 1])
 def test_duration_with_evaluations_is_within_the_estimate(mode: str, live: int, every: int, tmp_path: Path) -> None:
     held_out = {"env": f"{__file__}:HELD_OUT", "tasks": 3}

@@ -132,6 +132,35 @@ def test_tasks_of_all_kinds_are_rehearsed() -> None:
     assert run_rehearsal(Word(number) for number in range(3)).ok  # an iterator can be read once only
 
 
+class Caller(rlkit.ToolEnv[None]):
+    """Environment whose tools random replies do not call."""
+
+    max_turns = 5
+
+    def reset(self) -> tuple[None, Sequence[rlkit.Message]]:
+        return None, [{"role": "user", "content": "?"}]
+
+    def tools(self) -> Sequence[rlkit.Tool]:
+        return [{"name": "look", "description": "looks", "parameters": {}}]
+
+    async def call(self, state: None, call: rlkit.ToolCall) -> str:
+        return ""
+
+    async def grade(self, state: None, reply: rlkit.Reply | None) -> float:
+        return float(len(reply.text)) if reply else 0.0
+
+
+def test_upper_bound_counts_the_turns_of_an_agent_that_calls_tools() -> None:
+    def high(**more: object) -> float:
+        rehearsal = run_rehearsal(Caller(), **more)
+        assert rehearsal.estimate is not None
+        return rehearsal.estimate.tokens.high
+
+    single = high(envs={"words": {"max_turns": 1}})
+    assert high(envs={"words": {"max_turns": 3}}) > 3 * single
+    assert high(envs={"words": {"max_turns": 9}}) == high() > 5 * single
+
+
 class Finite(Endless):
     """Source with a limited number of tasks."""
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
 from rlkit.evaluation.evaluate import EvaluatedTask, _standard_errors, compute_eval_metrics, evaluate
+from rlkit.evaluation.report import EvaluationReport
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
 from rlkit.types import Episode, Group
 from tests.builders import group
@@ -82,7 +83,10 @@ def test_time_limit_of_an_environment_applies_to_its_evaluation(
     metrics, notes = run_evaluation(config, SimulatedTinker(), monkeypatch)
     assert metrics["eval/slow/failed"] == 1
     late = "the rollout took longer than 7 s (timeout_s)"
-    assert notes == [f"the first failed rollout of slow, task slow: {late}", f"slow: 3 of 3 rollouts failed: {late}"]
+    assert notes == [
+        f"the first failed rollout of slow, task slow: {late}",
+        f"slow: 3 rollouts failed, 2 of them were retried: {late}",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["500", "429", "hang"])
@@ -140,7 +144,7 @@ def test_failure_of_evaluation_rollouts_is_noted_with_its_reason(
     assert (metrics["eval/broken/failed"], metrics["eval/broken/reward/mean"]) == (1, 1)
     first, summary = notes
     assert first.startswith("the first failed rollout of broken, task ")
-    assert summary.startswith("broken: 3 of 4 rollouts failed: KeyError: 'answer' at ")  # two are played again
+    assert summary.startswith("broken: 3 rollouts failed, 2 of them were retried: KeyError: 'answer' at ")
 
 
 def test_reported_metrics_do_not_replace_scores() -> None:
@@ -150,6 +154,8 @@ def test_reported_metrics_do_not_replace_scores() -> None:
     metrics = asyncio.run(compute_eval_metrics(evaluated_tasks))
     assert [name for name, value in metrics.items() if value == 7.0] == ["eval/env/spoken", "eval/all/spoken"]
     assert metrics["eval/env/avg_at_2"] == 0.5
+    report = EvaluationReport.from_metrics(metrics, [task.group for task in evaluated_tasks], envs=["env"])
+    assert report.render().endswith("mean spoken 7.000")
 
 
 def test_standard_error_of_extreme_rewards_does_not_overflow() -> None:

@@ -74,7 +74,8 @@ def make_evaluation(step: int, reward: float) -> dict[str, float]:
         (
             "dead_groups",
             {"groups__mixed": 0.1, "groups__all_good": 0.7, "groups__all_bad": 0.2},
-            "in steps 16 to 25, 70% of the groups had equal rewards ≥ 1, 20% equal lower ones",
+            "in steps 16 to 25, the rewards differ in 10% of the groups, all are 1 or more in 70%, "
+            "all are equal and below 1 in 20%",
             "harder",
         ),
         (
@@ -86,7 +87,7 @@ def make_evaluation(step: int, reward: float) -> dict[str, float]:
         (
             "dead_groups",
             {"groups__mixed": 0.1, "groups__all_good": 0.0, "groups__all_bad": 0.9},
-            "0% of the groups had equal rewards ≥ 1, 90% equal lower ones",
+            "of the groups, all are equal and below 1 in 90%",
             "easier",
         ),
         ("truncation", {"stop__length": 0.3}, "in steps 16 to 25, 30% of the turns", "envs.sums.max_tokens"),

@@ -336,7 +336,7 @@ def test_documented_metrics_are_exactly_the_metrics_of_a_step(tmp_path: Path) ->
     assert "of a search for constructions" in row
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [PLAIN, SHAPED], ids=["filtered", "shaped"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_metrics_of_episodes_equal_a_recount(

@@ -4,6 +4,7 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -223,6 +224,7 @@ def test_unresponsive_disk_is_reported_in_one_line(monkeypatch: pytest.MonkeyPat
     assert (finding.status, finding.detail) == ("fail", "no answer within 0.2 s")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_real_engine_starts_in_its_own_process() -> None:
     finding = doctor.check_engine(needed=True)
@@ -247,3 +249,9 @@ def test_a_package_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     assert findings["tinker"].status == "fail"
     assert "0.1, but rlkit needs" in findings["tinker"].detail
     assert findings["torch"].status == "ok"
+
+
+def test_an_extra_of_another_package_is_installed_if_its_packages_are() -> None:
+    findings = {finding.subject: finding.detail for finding in doctor.check_extras()}
+    assert ("not installed: modal" in findings["extra modal"]) == (find_spec("modal") is None)
+    assert findings["extra discovery"] == "installed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,16 @@ def test_a_failed_episode_has_its_error_and_no_score(run: Path, tmp_path: Path) 
         "the grader died",
         "the sandbox died",
     ]
+
+
+def test_a_log_names_the_reward_first_and_lasts_as_long_as_its_longest_episode(run: Path, tmp_path: Path) -> None:
+    export_episodes(str(run), tmp_path / "out")
+    (path,) = (tmp_path / "out").glob("logs/*_sums-episodes-step-000001_*.json")
+    log = json.loads(path.read_text())
+    assert [score["name"] for score in log["results"]["scores"]] == ["reward", "right"]
+    start, end = (datetime.fromisoformat(log["stats"][name]) for name in ("started_at", "completed_at"))
+    longest_s = max(sample["total_time"] for sample in log["samples"])
+    assert abs((end - start).total_seconds() - longest_s) <= 1
 
 
 def test_a_metric_called_reward_is_kept_beside_the_reward(tmp_path: Path) -> None:

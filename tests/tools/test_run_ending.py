@@ -103,6 +103,7 @@ def end_run(run: Simulation, how: str) -> None:
         run.tasks = [Broken(number) for number in range(40)]
         with pytest.raises(rlkit.RunFailed):
             run.train()
+        assert run.ears.notes[-1] == f"the cause and its fix: rlkit doctor {run.directory}"
     else:
         run.train()
 
@@ -118,7 +119,10 @@ WAYS = {
     "budget": ("run reached its budget after step ", "  fix: raise the limit: `rlkit resume run budget_tokens=…`"),
     "service": ("run failed after step 0: ServiceError: ", "check that the service answers (`rlkit doctor`), then "),
     "rollouts": ("run failed after step 0: RolloutsFailed: ", "fix the environment, then `rlkit resume run`: failed"),
-    "nothing": ("run is complete at step 3: all steps are done\n", "run at step 3: no findings\n"),
+    "nothing": (
+        "run is complete at step 3: all steps are done\n",
+        "run at step 3: 1 finding (less certain with fewer than 5 steps)\n",  # of the simulated service's KL
+    ),
 }
 
 
@@ -130,6 +134,7 @@ def test_each_way_of_ending_is_reported_with_a_fix(how: str, tmp_path: Path) -> 
     assert report.startswith(WAYS[how][0])
     assert WAYS[how][1] in report
     assert ("KeyError: 'gold' at " in report) == (how == "rollouts")
+    assert ("finding" in report) == (how not in ("service", "rollouts"))
 
 
 def test_resumed_run_does_not_report_its_earlier_ending(tmp_path: Path) -> None:

@@ -60,3 +60,9 @@ def test_a_name_that_the_configuration_would_refuse_is_refused(tmp_path: Path, n
     with pytest.raises(UsageError, match="--name"):
         scaffold(tmp_path / "project", name=name)
     assert not (tmp_path / "project").exists()
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"file/project cannot be created: Not a directory"):
+        scaffold(tmp_path / "file" / "project")

@@ -50,6 +50,7 @@ def rendered(
 
 def test_a_step_is_one_line() -> None:
     assert render_step(3, 20, METRICS, tokens=865) == "step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s"
+    assert render_step(3, 20, METRICS, tokens=2) == "step 3/20  arithmetic 0.83  kl 0.0004  2.1 s"
 
 
 def test_a_step_line_says_what_failed_and_what_was_evaluated() -> None:
@@ -146,7 +147,9 @@ def test_the_panel_is_never_wider_than_the_terminal_and_never_high(width: int, c
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_panel_shows_what_matters(width: int) -> None:
-    progress = Progress(3, 20, "sampling", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=30)
+    progress = Progress(
+        3, 20, "sampling", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=30, warm_up_s=10
+    )
     envs = ("arithmetic", "gsm8k", "erdos", "harbor.terminal", "openreward-session-with-a-name-that-never-ends")
     text = rendered(run_info(envs=envs, progress=progress), width=width, history={"arithmetic": [0.1, 0.5, 0.83]})
     for part in (
@@ -164,6 +167,13 @@ def test_the_panel_shows_what_matters(width: int) -> None:
         assert part in text
 
 
+def test_the_time_left_counts_neither_the_first_step_nor_a_run_that_has_ended() -> None:
+    progress = Progress(step=5, steps=10, first_step=2, seconds=100, warm_up_s=80)
+    assert progress.seconds_left == 50  # two steps took 20 s
+    assert replace(progress, step=3).seconds_left is None
+    assert replace(progress, phase="done").seconds_left is None
+
+
 HEALTH = {"optim/kl_sample_train_v1": 0.00042, "optim/entropy": 0.125, "env/all/turn_tokens/mean": 1834.2}
 
 
@@ -176,6 +186,7 @@ def test_the_panel_shows_kl_entropy_lengths_and_the_newest_failure() -> None:
 
 def test_the_panel_fits_46_columns() -> None:
     progress = Progress(3, 20, "evaluating", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=3000)
+    progress = replace(progress, warm_up_s=1000)
     history = {"arithmetic": [0.1, 0.5, 0.83], "eval arithmetic": [0.9, 1.0]}
     text = rendered(run_info(progress=progress), width=46, history=history, metrics=HEALTH)
     for part in (
@@ -238,6 +249,24 @@ def test_the_panel_lives_from_start_to_finish_and_notes_appear_above_it() -> Non
     assert "a note" in text
     assert "0.83" in text
     assert text.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_the_steps_of_a_preparation_share_one_line_that_the_start_removes() -> None:
+    console = Console(file=io.StringIO(), width=40, force_terminal=True)
+    tracker = PanelTracker(console)
+    for message in ("fetching a secret model", "converting the weights 10 %", "converting the weights 90 %"):
+        tracker.on_status(message)
+    tracker.on_note("a note")
+    tracker.on_start(run_info())
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    tracker.close()
+    shown = list[str]()
+    for line in text.split("\n"):
+        if "\x1b[1A\x1b[2K" in line:  # up and erased
+            shown.pop()
+        shown.append(line.rpartition("\x1b[2K")[2])
+    assert shown[0].endswith("a note")
+    assert shown[1] == "run first in /runs/first"
 
 
 def test_a_run_whose_progress_cannot_be_read_does_not_break_the_terminal() -> None:

@@ -85,6 +85,7 @@ def test_run_of_an_example_arrives_with_every_step_and_number(
     assert not [body for body in bodies if b"canary" in body]
 
 
+@pytest.mark.slow
 def test_a_run_without_rollouts_has_numbers_only(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1)
     send(directory, load_service("wandb", {"mode": "offline", "rollouts": 0}))

@@ -10,16 +10,17 @@ clock do not change.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING
 
 from rlkit.chat.format import ChatFormat
+from rlkit.check.checks import CHECKS, TIME, run_checks
+from rlkit.check.context import CheckContext
+from rlkit.check.forked_process import Send, run_isolated
+from rlkit.check.player import Player
 from rlkit.check.report import Finding, Report
 from rlkit.config.loading.objects import list_envs
 from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from rlkit.check.forked_process import Send
+from rlkit.testing.policies import ByteChat
 
 __all__ = ["Finding", "Report", "check"]
 
@@ -39,9 +40,9 @@ async def check(
     the reward must not depend on the time, on chance or on earlier rollouts.
 
     Optional attributes of an environment: `gold` is an answer that earns the full reward, a text or a list of messages
-    with tool calls. `max_reward: float` is the full reward (default 1.0), and `stochastic = True` allows the reward to
-    depend on chance. `judged_examples` is a list of pairs, fields and label, with which the verdicts of its `judge` are
-    compared.
+    with tool calls. `max_reward: float` is the full reward (default 1.0; `math.inf` if there is none); no reward may
+    exceed it. `stochastic = True` allows the reward to depend on chance. `judged_examples` is a list of pairs, fields
+    and label, with which the verdicts of its `judge` are compared.
 
     Args:
         chat: the model's chat format; `ByteChat()` by default.
@@ -55,12 +56,6 @@ async def check(
         raise UsageError(
             f"check needs at least one task and a positive time limit, not tasks={tasks} and timeout_s={timeout_s}"
         )
-    from rlkit.check.checks import CHECKS, TIME, run_checks
-    from rlkit.check.context import CheckContext
-    from rlkit.check.forked_process import run_isolated
-    from rlkit.check.player import Player
-    from rlkit.testing.policies import ByteChat
-
     source = env_or_source
     if not isinstance(source, TaskSource):
         source = list_envs(source, subject="env_or_source is")

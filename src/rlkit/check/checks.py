@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import pickle
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ TIME = "time limit"
 NOISE_REPLIES = 20  # number of noise replies
 JUDGED_AT_ONCE, AGREEMENT = 8, 0.8  # number of concurrent judgements; least share of verdicts near their labels
 CUT_TOKENS = 7  # limit that truncates some replies
+RAISED_FIX = "correct the code that raised; a wrong answer has a finite reward, not an exception"
 
 
 class Skip(Exception):
@@ -48,8 +50,7 @@ async def _check_task_source(context: CheckContext) -> str:
         context.source.load_state_dict(cast("Mapping[str, Json]", json.loads(json.dumps(context.state))))
         second_draw = draw_tasks(context.source, tasks=len(context.envs), seed=context.seed)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        context.problems.append(f"its state does not survive JSON and load_state_dict: {reason}")
+        context.problems.append(f"its state does not survive JSON and load_state_dict: {type(error).__name__}: {error}")
         return ""
     if [*context.snapshots] != [take_snapshot(env) for env in second_draw]:
         context.problems.append("after load_state_dict(state_dict()) it draws other tasks")
@@ -65,7 +66,7 @@ async def _check_pickling(context: CheckContext) -> str:
             continue
         if changes := find_changes(take_snapshot(env), take_snapshot(copy), allow_caches=False):
             context.add_problem(env, f"its copy differs: {changes[0]}")
-    return f"{len(context.envs)} tasks are unchanged after pickling"
+    return f"pickling changes none of {len(context.envs)} tasks"
 
 
 async def _check_prompt(context: CheckContext) -> str:
@@ -76,24 +77,25 @@ async def _check_prompt(context: CheckContext) -> str:
         elif not rollout.prompts[0].strip():
             context.add_problem(env, "the first prompt is empty")
     lengths = [len(rollout.prompts[0]) for rollout in context.player.rollouts if rollout.prompts]
-    return f"first prompts of {min(lengths, default=0)} to {max(lengths, default=0)} characters"
+    shortest, longest = min(lengths, default=0), max(lengths, default=0)
+    return f"first prompts of {longest if shortest == longest else f'{shortest} to {longest}'} characters"
 
 
 async def _check_gold_answer(context: CheckContext) -> str:
     try:
-        cases = [(env, gold) for env in context.envs for gold in _read_gold(env)]
+        cases = context.gold_cases = [(env, gold) for env in context.envs for gold in _read_gold(env)]
     except UsageError as error:
         context.add_problem(context.envs[0], str(error))
         return "is invalid"
     if not cases:
         raise Skip("the environment has no `gold`")
     for env, gold in cases:
-        rollout = await context.player.play(env, gold)
+        rollout, full = await context.player.play(env, gold), _get_full_reward(env)
         context.gold_reward = max(context.gold_reward, rollout.reward or 0.0)
-        if rollout.reward is None or rollout.reward < _get_full_reward(env) - 1e-9:
-            has_reward, full = rollout.reward is not None, f"{_get_full_reward(env):g}"
-            faulty = f"gets {rollout.result}, not {full}" if has_reward else f"has no reward: it {rollout.result}"
-            context.add_problem(env, f"{abbreviate(gold)} {faulty}")
+        if rollout.reward is None:
+            context.add_problem(env, f"{abbreviate(gold)} has no reward: it {rollout.result}")
+        elif math.isfinite(full) and rollout.reward < full - 1e-9:
+            context.add_problem(env, f"{abbreviate(gold)} gets {rollout.result}, not {full:g}")
     return f"gets the full reward on {len(cases)} tasks"
 
 
@@ -105,7 +107,8 @@ async def _check_empty_answer(context: CheckContext) -> str:
         if reward is None:
             continue
         rewards.append(reward)
-        if reward >= (_get_full_reward(env) if hasattr(env, "max_reward") else context.gold_reward) - 1e-9:
+        full = float(getattr(env, "max_reward", math.inf))
+        if reward >= (full if math.isfinite(full) else context.gold_reward) - 1e-9:
             context.add_problem(env, f"the reply {abbreviate(reply)} gets the full reward, {reward:g}")
     if not rewards:
         raise Skip("no empty answer has a reward, or the empty answer is right")
@@ -242,11 +245,12 @@ async def _check_unchanged(context: CheckContext) -> str:
 async def _check_reward_range(context: CheckContext) -> str:
     rewards = [rollout.reward for rollout in context.player.rollouts if rollout.reward is not None]
     if not rewards:
-        context.problems.append(f"no rollout has a reward: it {context.player.rollouts[0].result}")
-        return ""
-    max_reward = max((_get_full_reward(env) for env in context.envs if hasattr(env, "max_reward")), default=None)
-    if max_reward is not None and max(rewards) > max_reward + 1e-9:
+        raise Skip(f"no rollout has a reward; the first {context.player.rollouts[0].result}")
+    max_reward = max(map(_get_full_reward, context.envs))
+    if max(rewards) > max_reward + 1e-9:
         context.problems.append(f"a reward of {max(rewards):g} is above max_reward, {max_reward:g}")
+    if max(rewards) == min(rewards) and not context.gold_cases:
+        raise Skip(f"each reward was {max(rewards):g}: give the environment a `gold` reply, which earns another one")
     return f"from {min(rewards):g} to {max(rewards):g}"
 
 
@@ -254,8 +258,8 @@ async def _check_determinism(context: CheckContext) -> str:
     if all(getattr(env, "stochastic", False) for env in context.envs):
         raise Skip("the environment declares that it is stochastic (stochastic = True)")
     seed_chance(context.seed)
-    cases = [(env, reply) for env in context.envs for reply in (*_list_gold(env), *context.replies)]
-    expected = [(*case, await context.player.play(*case)) for case in cases]
+    cases = [*context.gold_cases, *((env, reply) for env in context.envs for reply in context.replies)]
+    expected = [(env, reply, await context.player.play(env, reply)) for env, reply in cases]
     conditions = make_conditions(context.seed)
     for condition in conditions:
         for env, reply, first in limit_time(expected, budget_s=BUDGET_S / len(conditions)):
@@ -268,14 +272,6 @@ async def _check_determinism(context: CheckContext) -> str:
         if context.problems:
             break
     return f"{len(expected)} replies have the same reward under {len(conditions)} conditions"
-
-
-def _list_gold(env: Env) -> list[Script]:
-    """Return the gold answer, if the environment has a valid one."""
-    try:
-        return _read_gold(env)
-    except UsageError:  # a finding of its own
-        return []
 
 
 def _read_gold(env: Env) -> list[Script]:
@@ -301,34 +297,45 @@ class Check:
     # Adds problems to the context, and returns an observation to report if there are none; may raise `Skip`.
     inspect: Callable[[CheckContext], Awaitable[str]]
     fix: str
+    needs_reward: bool = True  # its rollouts show nothing if none has a reward
 
     async def run(self, context: CheckContext) -> Finding:
         """Run the check; a failure names the first two problems."""
         context.problems = problems = list[str]()
+        earlier, status = len(context.player.rollouts), "passed"
         try:
             detail = await self.inspect(context)
         except Skip as reason:
-            return Finding(self.name, "skipped", str(reason))
-        if not problems:
-            return Finding(self.name, "passed", detail)
-        more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
-        return Finding(self.name, "failed", "; ".join(problems[:2]) + more, self.fix)
+            status, detail = "skipped", str(reason)
+        rollouts = context.player.rollouts[earlier:]
+        is_void = self.needs_reward and rollouts and all(rollout.reward is None for rollout in rollouts)
+        if problems:
+            more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
+            fix = RAISED_FIX if is_void and all(rollout.end == "raised" for rollout in rollouts) else self.fix
+            return Finding(self.name, "failed", "; ".join(problems[:2]) + more, fix)
+        if is_void:
+            status, detail = "skipped", f"could not be tried: each rollout failed; the first {rollouts[0].result}"
+        return Finding(self.name, status, detail)
 
 
 CHECKS = (
     Check("task source", _check_task_source, "let next() depend on the seed and on state_dict() only"),
     Check("pickling", _check_pickling, "define the class at the top of a module, without files, locks or clients"),
-    Check("prompt", _check_prompt, "request a reply from the policy, with a prompt that is not empty"),
+    Check("prompt", _check_prompt, "request a reply, with a prompt that is not empty", needs_reward=False),
     Check("gold answer", _check_gold_answer, "give env.gold the reward env.max_reward (or 1.0), or correct env.gold"),
     Check("empty answer", _check_empty_answer, "make the grader reject a reply without an answer"),
     Check("judge", _check_judge, "correct the judge's prompt, choose a stronger model, or set judge_tolerance"),
-    Check("token prefix", _check_exact_tokens, "append reply.message unchanged; do not edit earlier messages"),
+    Check("token prefix", _check_exact_tokens, "append reply.message; edit no earlier message", needs_reward=False),
     Check("turn limit", _check_turn_limit, "catch rlkit.LimitReached around the policy and grade the turns so far"),
     Check("clean-up", _check_clean_up, "close resources in a `finally`, and await the tasks that a rollout starts"),
     Check("cancellation", _check_cancellation, "do not catch CancelledError, and close resources in a `finally`"),
-    Check("odd replies", _check_odd_replies, "give text that cannot be parsed the finite reward of a wrong answer"),
+    Check(
+        "odd replies",
+        _check_odd_replies,
+        "return a finite number for each reply, such as 0 if it cannot be parsed; a tool may raise ValueError",
+    ),
     Check("environment state", _check_unchanged, "keep the state of an episode in local variables of rollout"),
-    Check("reward range", _check_reward_range, "return a finite number, at most env.max_reward if there is one"),
+    Check("reward range", _check_reward_range, "return finite numbers up to env.max_reward (1 by default), or set it"),
     Check(
         "determinism", _check_determinism, "compute the reward from task and reply alone, or set `stochastic = True`"
     ),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from rlkit.check.player import Player, get_task_name
+from rlkit.check.player import Player, Script, get_task_name
 from rlkit.check.replies import MADE_UP_CALL, PLAIN, THOUGHTFUL, write_tool_calls
 from rlkit.check.snapshots import Snapshot, take_snapshot
 from rlkit.env import Env, TaskSource
@@ -38,6 +38,7 @@ class CheckContext:
     source: TaskSource | None  # source of the tasks; None for a sequence
     state: Mapping[str, Json]  # state of the source before the draw
     snapshots: Sequence[Snapshot]  # state of each task before its first rollout
+    gold_cases: Sequence[tuple[Env, Script]] = ()  # tasks with their gold answers, if all are valid
     gold_reward: float = DEFAULT_MAX_REWARD  # highest reward of a gold answer
     # Tasks and replies whose rollouts requested more than one completion.
     long_cases: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
@@ -55,8 +56,9 @@ class CheckContext:
         return cls(envs, player, seed, restorable, state, [take_snapshot(env) for env in envs])
 
     def add_problem(self, env: Env, text: str) -> None:
-        """Record a problem of a task."""
-        self.problems.append(f"{get_task_name(env)}: {text}")
+        """Record a problem of a task once."""
+        if (problem := f"{get_task_name(env)}: {text}") not in self.problems:
+            self.problems.append(problem)
 
     @property
     def replies(self) -> list[str]:

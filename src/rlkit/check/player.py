@@ -13,8 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, override
 
+from rlkit._util.frames import error_place
+from rlkit._util.json_values import safe_str
+from rlkit._util.paths import shorten_path
 from rlkit.chat.format import ChatFormat
 from rlkit.env import Env
 from rlkit.errors import LimitReached, RewardError
@@ -194,7 +198,9 @@ async def _run_rollout(env: Env, policy: Policy) -> tuple[_EndKind, float | None
     except RewardError as error:
         return "no reward", None, str(error).removeprefix("it ")
     except BaseException as error:  # an environment may even call sys.exit()
-        return "raised", None, f"raised {type(error).__name__}: {abbreviate(str(error))}"
+        text, place = abbreviate(safe_str(error))[1:-1], error_place(error)
+        at = f", at {shorten_path(Path(place.file))}:{place.line}" if place else ""
+        return "raised", None, f"raised {type(error).__name__}{text and f': {text}'}{at}"
     try:
         json.dumps(dict(result.info) if isinstance(result, Outcome) else None)  # a run would store its `repr`
     except (TypeError, ValueError, RecursionError) as error:

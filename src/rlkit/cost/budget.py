@@ -9,16 +9,13 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit._util.threads import in_thread
+from rlkit.config.schema import Config
 from rlkit.cost.usage import Price, Usage
 from rlkit.errors import UsageError
-
-if TYPE_CHECKING:
-    from rlkit.config.schema import Config
 
 _HOUR_S = 3600.0
 _USAGE_FILE = "usage.json"

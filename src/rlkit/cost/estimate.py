@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -19,12 +19,9 @@ from pydantic import TypeAdapter
 from rlkit._util import files
 from rlkit._util.paths import runs_dir
 from rlkit.algorithms.datums import trained_tokens
-from rlkit.cost.usage import Usage
+from rlkit.config.schema import Config
+from rlkit.cost.usage import Price, Usage
 from rlkit.types import Episode, Group
-
-if TYPE_CHECKING:
-    from rlkit.config.schema import Config
-    from rlkit.cost.usage import Price
 
 _IRRELEVANT_FIELDS = {"name", "budget_usd", "budget_tokens", "max_hours"}
 """Configuration fields that do not change an estimate."""
@@ -70,6 +67,15 @@ class Rollout:
             sampled=self.sampled * factor,
             trained=self.first + (self.trained - self.first) * factor,
         )
+
+    def extended(self, turns: float) -> Rollout:
+        """Extrapolate to at least `turns` turns like the mean one, each with the conversation so far as its prompt."""
+        if turns <= self.turns:
+            return self
+        factor = turns / self.turns
+        end = self.first + (self.trained + 1 - self.first) * factor  # the last token of a sequence is only a target
+        later, own_s = (turns - 1) * (self.first + end) / 2, self.own_s * factor
+        return replace(self.scaled(factor), turns=turns, later=later, trained=end - 1, own_s=own_s)
 
 
 def _row(episode: Episode) -> tuple[float, ...]:

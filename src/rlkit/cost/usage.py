@@ -6,18 +6,15 @@ Invariant: only answered requests count. A price is complete or absent; a listed
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from rlkit.config.schema import Config, PricesConfig
 from rlkit.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from rlkit.config.schema import Config, PricesConfig
 
 _MILLION = 1e6
 

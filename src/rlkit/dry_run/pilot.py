@@ -17,7 +17,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import run_together
 from rlkit.algorithms.advantages import estimate_advantages
-from rlkit.algorithms.datums import trained_tokens
+from rlkit.algorithms.datums import PreparedGroup, trained_tokens
 from rlkit.algorithms.estimator import Advantages, Estimator
 from rlkit.chat.format import ChatFormat
 from rlkit.config.loading.objects import load_estimators, load_loss
@@ -102,7 +102,7 @@ async def run_pilot(
         references = await load_references(config, service, watch, chat, price=None, note=note)
         preparation = make_preparation(config, estimators, load_loss(config.loss), references=references)
         prepared_groups, scored_s = await _timed(run_together(preparation.prepare(group) for group in played_groups))
-        data = [datum for group in preparation.prepare_step(prepared_groups) for datum in group.data]
+        data = _select_data(config, preparation.prepare_step(prepared_groups))
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
     episodes = [episode for group in played_groups for episode in group.episodes]
@@ -127,6 +127,12 @@ def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task
     seed = derive_seed(config.seed, "tasks", name)
     source = task_source(tasks, config.envs[name].curriculum, field=f"envs.{name}.curriculum", seed=seed)
     return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
+
+
+def _select_data(config: Config, groups: Sequence[PreparedGroup]) -> list[Datum]:
+    """Return the data of rollouts, or of conversations if there are no rollouts, because a request has one loss."""
+    envs = config.reinforced_envs or config.envs
+    return [datum for group in groups if group.group.env in envs for datum in group.data]
 
 
 async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: ServiceWatch) -> tuple[float, float]:

@@ -240,14 +240,16 @@ class _Rehearser:
         if short is None or long is None:
             return self.fail(field, f"none of {len(episodes)} rollouts made a request to the model")
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
+        turns = f"{_render_range(short.turns, long.turns)} turn{'' if long.turns == 1 else 's'}"
         detail = (
-            f"{len(episodes)} rollouts in {seconds:.1f} s; {_render_range(short.turns, long.turns)} turns, "
+            f"{len(episodes)} rollouts in {seconds:.1f} s; {turns}, "
             f"{_render_range(short.first, long.first)} tokens in the first prompt, "
             f"{_render_range(short.sampled, long.sampled)} sampled; "
             f"rewards {_render_range(min(rewards), max(rewards))}"
         )
         self.parts.append(Part(field, "ok", detail))
-        return short, long
+        limits = player.settings[tasks[-1].name].limits.max_turns, getattr(tasks[-1].env, "max_turns", None)
+        return short, long.extended(min((turns for turns in limits if isinstance(turns, int)), default=1))
 
     async def train(self, whole: Config) -> None:
         """Take two steps, with a checkpoint and a resumption between them."""

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from rlkit.config.schema import Config
 from rlkit.config.schema.envs import EnvConfig, EvalEnvConfig, refuse_turn_limit
 from rlkit.env import Env, Task
 from rlkit.errors import ConfigError
+from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
 from rlkit.metrics.metrics import group_metrics, mean_drift
@@ -45,9 +45,6 @@ from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
 from rlkit.workers.from_config import open_runner
-
-if TYPE_CHECKING:
-    from rlkit.evaluation.openai_endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,8 +148,6 @@ async def evaluate(
     tasks = load_eval_tasks(specs, seed=config.seed, field=field, note=note)
     slots = Slots(config.rollouts.max_concurrent)
     if endpoint is not None:
-        from rlkit.evaluation.openai_endpoint import connect_endpoint
-
         async with connect_endpoint(endpoint, timeout_s=config.service.timeout_s) as make_policy:
             player = make_eval_player(config, LocalRunner(None, make_policy), slots=slots, context=None)
             return await _measure(player, tasks, NoSampler(), note=note, on_progress=on_progress, on_groups=on_groups)
@@ -203,13 +198,13 @@ async def _measure(
 
 
 def _describe_failures(tasks: Sequence[EvaluatedTask]) -> list[str]:
-    """Return a line for each environment with failures: the failed rollouts and the first error."""
-    errors = defaultdict[str, list[str]](list)
-    attempts = Counter(task.group.env for task in tasks for _ in task.attempts)
+    """Return a line for each environment with failures: the failed rollouts, the retries, and the first error."""
+    errors, final = defaultdict[str, list[str]](list), Counter[str]()
     for task in tasks:
         errors[task.group.env] += [episode.error for episode in task.attempts if episode.error is not None]
+        final[task.group.env] += sum(episode.error is not None for episode in task.group.episodes)
     return [
-        f"{name}: {len(messages)} of {attempts[name]} rollouts failed: {messages[0]}"
+        f"{name}: {len(messages)} rollouts failed, {len(messages) - final[name]} of them were retried: {messages[0]}"
         for name, messages in errors.items()
         if messages
     ]

@@ -26,13 +26,14 @@ class EvaluationReport:
     scores: Mapping[str, Scores]  # scores with 95 % intervals for each environment
     tasks: Sequence[TaskScore]
     metrics: Mapping[str, float]  # all metrics that `rlkit.evaluate` returned
+    env_metrics: Mapping[str, Mapping[str, float]]  # means of the metrics that each environment's outcomes have
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:
         """Create a report from the metrics and groups of an evaluation."""
         rows = {name: summarize_env(metrics, f"eval/{name}") for name in envs}
         scores = {name: read_scores(metrics, f"eval/{name}") for name in envs}
-        return cls(rows, scores, score_tasks(groups), metrics)
+        return cls(rows, scores, score_tasks(groups), metrics, read_env_metrics(metrics, groups))
 
     @property
     def is_measured(self) -> bool:
@@ -54,6 +55,7 @@ class EvaluationReport:
             [render_rewards(self.rows)],
             render_scores(self.scores),
             endings,
+            [f"{name}: {_render_means(means)}" for name, means in self.env_metrics.items()],
             render_task_scores(self.tasks) if tasks else [],
         ]
         return "\n\n".join("\n".join(part) for part in parts if part)
@@ -70,6 +72,19 @@ def summarize_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]
     row = {name: metrics.get(f"{prefix}/{name}", 0.0) for name in ("episodes", "failed")}
     reward = {"reward": metrics.get(f"{prefix}/reward/mean"), "stderr": metrics.get(f"{prefix}/reward/stderr")}
     return row | {name: value for name, value in reward.items() if value is not None}
+
+
+def read_env_metrics(metrics: Mapping[str, float], groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """Return the means of the metrics of outcomes, for each environment that has any."""
+    names = dict[str, set[str]]()
+    for group in groups:
+        for episode in group.episodes:
+            names.setdefault(group.env, set()).update(episode.metrics)
+    means = {
+        env: {name: metrics[key] for name in sorted(found) if (key := f"eval/{env}/{name}") in metrics}
+        for env, found in names.items()
+    }
+    return {env: values for env, values in means.items() if values}
 
 
 def read_scores(metrics: Mapping[str, float], prefix: str) -> Scores:
@@ -126,6 +141,10 @@ def render_task_scores(scores: Sequence[TaskScore]) -> list[str]:
 
 def _render_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _render_means(means: Mapping[str, float]) -> str:
+    return ", ".join(f"mean {name} {_render_number(value)}" for name, value in means.items())
 
 
 def _render_number(value: float) -> str:

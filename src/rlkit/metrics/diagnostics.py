@@ -89,9 +89,13 @@ class Finding:
         return f"{self.name}{where}: {self.evidence}; {self.action}"
 
 
-def find_problems(run: Iterable[Line]) -> list[Finding]:
-    """Return all findings at any step of a run, given its lines in order; the earliest finding comes first."""
-    monitor = FindingMonitor()
+def find_problems(run: Iterable[Line], *, enough: int = ENOUGH) -> list[Finding]:
+    """Return all findings at any step of a run, given its lines in order; the earliest finding comes first.
+
+    Args:
+        enough: number of steps that a rule needs; with fewer, chance causes more findings.
+    """
+    monitor = FindingMonitor(enough=enough)
     for step, metrics in run:
         monitor.add(step, metrics)
     return monitor.findings
@@ -100,8 +104,8 @@ def find_problems(run: Iterable[Line]) -> list[Finding]:
 class FindingMonitor:
     """Apply all rules to the metrics of a run, step by step."""
 
-    def __init__(self) -> None:
-        self._history = _History()
+    def __init__(self, *, enough: int = ENOUGH) -> None:
+        self._history = _History(enough)
         self._findings: dict[tuple[str, str], Finding] = {}
 
     @property
@@ -159,9 +163,10 @@ def _median(values: Sequence[tuple[int, float]]) -> _Mean:
 class _History:
     """Metrics of a run that the rules use."""
 
+    enough: int  # number of steps that a rule needs
     recent: deque[Line] = field(default_factory=lambda: deque[Line](maxlen=MEMORY))  # last `MEMORY` lines
-    opening: list[Line] = field(default_factory=list[Line])  # first `ENOUGH` lines with rewards
-    # First `ENOUGH` values of KL and entropy, with their steps.
+    opening: list[Line] = field(default_factory=list[Line])  # first `enough` lines with rewards
+    # First `enough` values of KL and entropy, with their steps.
     early: dict[str, list[tuple[int, float]]] = field(default_factory=dict[str, list[tuple[int, float]]])
     # Mean reward of each evaluation, and mean training reward of the last `WINDOW` steps up to it.
     evaluations: list[tuple[_Mean, _Mean | None]] = field(default_factory=list[tuple[_Mean, _Mean | None]])
@@ -171,11 +176,11 @@ class _History:
         if (kl := departure(finite)) is not None:
             finite[_KL] = kl
         self.recent.append((step, finite))
-        if _REWARD in finite and len(self.opening) < ENOUGH:
+        if _REWARD in finite and len(self.opening) < self.enough:
             self.opening.append((step, finite))
         for key in (_KL, _ENTROPY):
             values = self.early.setdefault(key, [])
-            if key in finite and len(values) < ENOUGH:
+            if key in finite and len(values) < self.enough:
                 values.append((step, finite[key]))
         if (evaluation := _reward([(step, finite)], "eval/all")) is not None:
             self.evaluations.append((evaluation, _reward(self.last_lines(_REWARD), "env/all")))
@@ -185,14 +190,14 @@ class _History:
         return [line for line in self.recent if key in line[1]][-WINDOW:]
 
     def mean(self, key: str, *, average: Callable[[Sequence[tuple[int, float]]], _Mean] = _mean) -> _Mean | None:
-        """Return an average of a metric over its last lines; None if there are fewer than `ENOUGH`."""
+        """Return an average of a metric over its last lines; None if there are fewer than `enough`."""
         values = [(step, metrics[key]) for step, metrics in self.last_lines(key)]
-        return None if len(values) < ENOUGH else average(values)
+        return None if len(values) < self.enough else average(values)
 
     def beginning(self, key: str, *, before: int) -> _Mean | None:
-        """Return the median of a metric over its first `ENOUGH` steps; None unless all precede the step `before`."""
+        """Return the median of a metric over its first `enough` steps; None unless all precede the step `before`."""
         values = self.early[key]
-        return _median(values) if len(values) == ENOUGH and values[-1][0] < before else None
+        return _median(values) if len(values) == self.enough and values[-1][0] < before else None
 
 
 _KL = "departure"
@@ -214,7 +219,10 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
         return None
     if good.value >= SOLVED_MIN:  # `_solved` reports it
         return None
-    evidence = f"{mixed.steps}, {good.value:.0%} of the groups had equal rewards ≥ 1, {bad.value:.0%} equal lower ones"
+    kinds = ((good.value, "all are 1 or more"), (bad.value, "all are equal and below 1"))
+    parts = [f"the rewards differ in {mixed.value:.0%} of the groups"]
+    parts += [f"{kind} in {share:.0%}" for share, kind in kinds if share > 0]
+    evidence = f"{mixed.steps}, {', '.join(parts)}"
     tasks = "harder" if good.value > bad.value else "easier"
     return _Diagnosis(evidence, f"use {tasks} tasks, or larger groups (batch.group_size)")
 
@@ -252,7 +260,7 @@ def _infrastructure_failures(history: _History, env: str) -> _Diagnosis | None:
     counts = [(step, [metrics.get(key, 0.0) for key in keys]) for step, metrics in history.last_lines(keys[0])]
     rollouts = [(step, failed + retries, episodes + retries) for step, (failed, retries, episodes) in counts]
     shares = [(step, failures / attempts) for step, failures, attempts in rollouts if attempts > 0]
-    if len(shares) < ENOUGH or not (share := _mean(shares)).value > FAILED_MAX:
+    if len(shares) < history.enough or not (share := _mean(shares)).value > FAILED_MAX:
         return None
     failures, attempts = sum(row[1] for row in rollouts), sum(row[2] for row in rollouts)
     evidence = f"{share.steps}, {failures:.0f} of {attempts:.0f} rollouts failed"

@@ -9,19 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb, isfinite
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
+from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
+from rlkit.config.schema import Config
 from rlkit.config.schema.metric_names import REWARD_METRICS
 from rlkit.types import Bools, Datum, Episode, Floats, Group, Turn
-
-if TYPE_CHECKING:
-    from rlkit.algorithms.losses import Loss
-    from rlkit.config.schema import Config
 
 HEALTHY_KL = 0.01
 """Largest KL(sampler‖trainer) of a stable run, in nats per token (Tinker's documentation)."""

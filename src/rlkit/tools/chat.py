@@ -11,8 +11,8 @@ from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import chat_format, load_chat
 from rlkit.config.loading.run_config import load_run_config
-from rlkit.policy import Limits, Policy
-from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.policy import Policy
+from rlkit.rollout.served_model import ServedModel
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.tokenizers.load import load_tokenizer
 from rlkit.tools.checkpoints import choose_checkpoint
@@ -47,17 +47,8 @@ async def open_chat(
         model = await service.model_of(path)
         chat = await in_thread(lambda: _load_format(model, chosen.run, engine=choice.kind == "engine", note=note))
         sampler, context = await service.sampler(model=model, checkpoint=path), await service.context_tokens(model)
-
-        def begin() -> Policy:
-            return RecordingPolicy(
-                sampler=lambda: sampler,
-                chat=chat,
-                sampling=sampling,
-                seed=lambda turn: derive_seed(seed, "chat", turn),
-                limits=Limits(context_tokens=context),
-            )
-
-        yield begin
+        served = ServedModel(model, sampler, chat, context)
+        yield lambda: served.make_policy(sampling, seed=lambda turn: derive_seed(seed, "chat", turn))
 
 
 def _load_format(model: str, run: Path | None, *, engine: bool, note: Callable[[str], None]) -> ChatFormat:

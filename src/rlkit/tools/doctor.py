@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit._util import paths
 from rlkit._util.threads import call_within
-from rlkit.errors import DISTRIBUTION, RlkitError, UsageError
+from rlkit.errors import DISTRIBUTION, RlkitError, UsageError, show_install
 from rlkit.tools.time_limits import ProgramResult, run_program
 
 if TYPE_CHECKING:
@@ -89,13 +90,15 @@ def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunF
         UsageError: the run does not exist, or one of its files is damaged.
     """
     from rlkit.config.loading.run_config import find_run
-    from rlkit.metrics.diagnostics import find_problems
+    from rlkit.metrics.diagnostics import ENOUGH, find_problems
     from rlkit.store.history import read_metrics
     from rlkit.tools.run_ending import read_run_ending
 
     directory = find_run(run)
     metrics = read_metrics(directory / "metrics.jsonl")
-    run_findings = find_problems(metrics) + _read_recorded_findings(directory)
+    # A short run is examined, too: with the number of steps of its shortest part.
+    steps = Counter(name for _, values in metrics for name in values if name.endswith("/groups/mixed"))
+    run_findings = find_problems(metrics, enough=min([ENOUGH, *steps.values()])) + _read_recorded_findings(directory)
     return directory, metrics[-1][0] if metrics else 0, read_run_ending(directory), run_findings
 
 
@@ -268,16 +271,15 @@ def check_docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
 
 
 def check_extras() -> Iterator[Finding]:
-    """Check the packages of each optional extra."""
-    requirements = [(requirement.name, requirement.marker) for requirement in _read_requirements()]
-    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") if requirements else None
+    """Check the packages of each optional extra, and of the extras of other packages that it names."""
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") if _read_requirements() else None
     for extra in extras or []:
-        names = [name for name, marker in requirements if marker and marker.evaluate({"extra": extra})]
-        absent = [name for name in names if _installed_version(name) is None]
+        names = list(_list_packages(DISTRIBUTION, extra))
+        absent = [name for name in dict.fromkeys(names) if _installed_version(name) is None]
         if not absent:
             yield Finding(f"extra {extra}", "ok", "installed")
         elif extra != "all":
-            fix = f"to use it, run `uv sync --extra {extra}`"
+            fix = f"to use it, run {show_install(extra)}"
             yield Finding(f"extra {extra}", "ok", f"optional, not installed: {', '.join(absent)}", fix)
 
 
@@ -340,15 +342,22 @@ def check_sandbox() -> Finding:
     return result if isinstance(result, Finding) else Finding(subject, "warn", result, fix)
 
 
-def _read_requirements() -> list[Requirement]:
-    """Return the requirements of rlkit; none if it is not installed."""
+def _read_requirements(package: str = DISTRIBUTION) -> list[Requirement]:
+    """Return the requirements of a package; none if it is not installed."""
     from packaging.requirements import Requirement
 
-    return (
-        [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
-        if _installed_version(DISTRIBUTION)
-        else []
-    )
+    texts = metadata.requires(package) if _installed_version(package) else None
+    return [Requirement(text) for text in texts or ()]
+
+
+def _list_packages(package: str, extra: str) -> Iterator[str]:
+    """Yield the packages that an extra adds, with those of extras that it names, such as `harbor[modal]`."""
+    for requirement in _read_requirements(package):
+        marker = requirement.marker
+        if marker and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            yield requirement.name
+            for nested in requirement.extras:
+                yield from _list_packages(requirement.name, nested)
 
 
 def _installed_version(package: str) -> str | None:

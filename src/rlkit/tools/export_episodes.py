@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -76,7 +76,7 @@ def _make_sample(rollout: RecordedRollout, *, model: str, epoch: int, uuid: str)
     messages, usage = _read_turns(rollout.turns, model)
     stop = "max_tokens" if rollout.turns and rollout.turns[-1].stop == "length" else "stop"
     metrics = {"reward_metric" if name == "reward" else name: value for name, value in rollout.metrics.items()}
-    scores = {**metrics, "reward": rollout.reward} if rollout.reward is not None else {}
+    scores = {"reward": rollout.reward, **metrics} if rollout.reward is not None else {}
     error = {"message": rollout.error, "traceback": "", "traceback_ansi": ""} if rollout.error else None
     return {
         "id": rollout.task,
@@ -122,6 +122,8 @@ def _make_log(env: str, samples: Sequence[Mapping[str, Any]], spec: Mapping[str,
             values[name].append(score["value"])
     means = {name: {"mean": {"name": "mean", "value": fmean(numbers)}} for name, numbers in values.items()}
     scores = [{"name": name, "scorer": name, "metrics": metrics} for name, metrics in means.items()]
+    end = datetime.fromisoformat(spec["created"])
+    start = end - timedelta(seconds=max(sample["total_time"] for sample in samples))
     completed, origin = sum(sample["error"] is None for sample in samples), spec["metadata"]
     task = {"task": env, "task_id": env, "dataset": {"name": env, "samples": len(samples)}}
     return {
@@ -130,7 +132,8 @@ def _make_log(env: str, samples: Sequence[Mapping[str, Any]], spec: Mapping[str,
         "eval": {**spec, **task, "run_id": origin["run"], "model": origin["model"], "config": {}},
         "plan": {},
         "results": {"total_samples": len(samples), "completed_samples": completed, "scores": scores},
-        "stats": {"completed_at": spec["created"]},  # before the samples, where `inspect view` reads the header
+        # Before the samples, because `inspect view` reads the times there.
+        "stats": {"started_at": start.isoformat(timespec="seconds"), "completed_at": spec["created"]},
         "samples": samples,
     }
 

@@ -18,11 +18,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # as `name` of a config
 
 
 def find_idle_runs(names: Sequence[str]) -> list[Path]:
-    """Return the folders of runs; raise `UsageError` if there is none of a name, or if it is in progress."""
-    folders = list(dict.fromkeys(find_run(name).resolve() for name in names))
+    """Return the folders of runs; raise `UsageError` if there is none of a name, it is a link, or it is in progress."""
+    folders = list(map(find_run, names))
     for folder in folders:
+        if folder.is_symlink():
+            raise UsageError(f"{folder} is a link to {folder.resolve()}: give that folder, or remove the link with rm")
         _require_idle(folder)
-    return folders
+    return list(dict.fromkeys(folder.resolve() for folder in folders))
 
 
 def remove_run(folder: Path) -> None:

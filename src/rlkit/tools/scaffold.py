@@ -27,7 +27,8 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
         name: name of the environment in the configuration; derived from the directory's name by default.
 
     Raises:
-        UsageError: the directory is not empty, or the name has characters other than letters, digits, `.`, `_`, `-`.
+        UsageError: the directory is not empty or cannot be created, or the name has characters other than letters,
+            digits, `.`, `_`, `-`.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: name a folder that does not exist or is empty")
@@ -39,6 +40,10 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
         raise UsageError(
             f"--name: {chosen!r} must begin with a letter or digit and contain only letters, digits, '.', '_' and '-'"
         )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be created: {error.strerror}") from None
     templates = files("rlkit.tools") / "templates" / "init"
     for file in FILES:
         text = Template((templates / f"{file}.tmpl").read_text(encoding="utf-8")).substitute(name=chosen)

@@ -52,6 +52,7 @@ class Progress:
         newest_error: reason of the last failed episode; "" for none.
         seconds: time since the run was started or resumed.
         first_step: number of steps that were finished before the run was resumed.
+        warm_up_s: time until the first step of this process was finished; it compiles and fills caches.
         activity: counts of the work in progress, as a phrase; "" for none.
     """
 
@@ -66,13 +67,15 @@ class Progress:
     newest_error: str = ""
     seconds: float = 0.0
     first_step: int = 0
+    warm_up_s: float = 0.0
     activity: str = ""
 
     @property
     def seconds_left(self) -> float | None:
-        """The estimated remaining time, at the average speed so far; None before the first step is finished."""
-        done = self.step - self.first_step
-        return self.seconds / done * (self.steps - self.step) if done > 0 else None
+        """The estimated remaining time, at the average speed since the first step; None without a second step."""
+        timed = self.step - self.first_step - 1
+        is_known = timed > 0 and self.phase != "done"
+        return (self.seconds - self.warm_up_s) / timed * (self.steps - self.step) if is_known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +132,12 @@ class RunResult:
     def __repr__(self) -> str:
         from rlkit.metrics.rewards import draw_bars
 
-        return f"<RunResult {self._describe()} {draw_bars(self._rewards('env'))}".rstrip() + ">"
+        return f"<RunResult {self._describe()} {draw_bars(self.rewards('env'))}".rstrip() + ">"
 
     def _repr_html_(self) -> str:
         from rlkit.metrics.rewards import draw_line_chart
 
-        rewards = self._rewards("env")
+        rewards = self.rewards("env")
         chart = draw_line_chart(rewards) if len(rewards) > 1 else ""
         return f"<p>{html.escape(self._describe())}</p>{chart}"
 
@@ -145,20 +148,28 @@ class RunResult:
         """Describe the reward and the evaluation at the start and at the end, and what the run took."""
         from rlkit.trackers.rendering import render_gain, render_spending
 
-        rewards = {"reward": self._rewards("env"), "evaluation": self._rewards("eval")}
+        rewards = {"reward": self.rewards("env"), "evaluation": self.rewards("eval")}
         gains = [f"{name} {render_gain(values)}" for name, values in rewards.items() if values]
         used = [] if self.spending is None else [render_spending(self.spending)]
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         return ", ".join([f"{', '.join(gains)} in {steps}" if gains else steps, *used])
 
-    def _rewards(self, prefix: str) -> list[float]:
-        """Return the mean rewards in order; none if they cannot be read, because showing a result never fails."""
+    def rewards(self, prefix: Literal["env", "eval"]) -> list[float]:
+        """Return the mean rewards of the steps (`env`) or of the evaluations (`eval`); none if they cannot be read."""
         from rlkit.metrics.rewards import mean_reward
+
+        rewards = (mean_reward(metrics, prefix) for metrics in self._read_metrics())
+        return [reward for reward in rewards if reward is not None]
+
+    def count_failures(self, prefix: Literal["env", "eval"]) -> int:
+        """Return the number of failed rollouts of the steps (`env`) or of the evaluations (`eval`)."""
+        return round(sum(metrics.get(f"{prefix}/all/failed", 0) for metrics in self._read_metrics()))
+
+    def _read_metrics(self) -> list[Mapping[str, float]]:
         from rlkit.store.history import read_metrics
 
         with suppress(RlkitError, OSError):
-            rewards = (mean_reward(metrics, prefix) for _, metrics in read_metrics(self.directory / "metrics.jsonl"))
-            return [reward for reward in rewards if reward is not None]
+            return [metrics for _, metrics in read_metrics(self.directory / "metrics.jsonl")]
         return []
 
 
@@ -180,6 +191,10 @@ class Tracker:
 
     def on_note(self, message: str) -> None:
         """Handle a message for the user."""
+
+    def on_status(self, message: str) -> None:
+        """Handle a message about the run's preparation, which the next one replaces; by default it is a note."""
+        self.on_note(message)
 
     def on_finish(self, result: RunResult | None) -> None:
         """Handle the end of the run; `result` is None if the run failed."""
@@ -207,6 +222,9 @@ class Broadcast(Tracker):
 
     def on_note(self, message: str) -> None:  # noqa: D102  inherited
         self._call_each(lambda tracker: tracker.on_note(message))
+
+    def on_status(self, message: str) -> None:  # noqa: D102  inherited
+        self._call_each(lambda tracker: tracker.on_status(message))
 
     def on_finish(self, result: RunResult | None) -> None:
         """Tell all trackers concurrently that the run is over, and wait for them for a limited time."""

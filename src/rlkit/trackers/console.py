@@ -57,8 +57,10 @@ def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: 
         parts.append(f"kl {round(metrics[KL], 4) + 0.0:.4f}")  # + 0.0 turns −0.0 into 0.0
     if failed := metrics.get("env/all/failed"):
         parts.append(f"{failed:.0f} failed")
+    if failed := metrics.get("eval/all/failed"):
+        parts.append(f"{failed:.0f} of {metrics['eval/all/episodes']:.0f} failed in the evaluation")
     seconds = metrics.get("time/step_s")
-    if seconds and tokens:
+    if seconds and tokens >= seconds:  # a first step that compiles has a rate of 0
         parts.append(f"{tokens / seconds:.0f} tok/s")
     if seconds is not None:
         parts.append(render_duration(seconds))

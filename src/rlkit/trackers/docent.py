@@ -23,13 +23,12 @@ from rlkit._util.sections import Section
 from rlkit.errors import MissingError, missing_extra
 from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     from docent import Docent
     from docent.data_models import AgentRun
     from docent.data_models.chat import ChatMessage
-
-    from rlkit.types import Json
 
 
 class DocentSettings(Section):

@@ -6,15 +6,13 @@ Invariant: missing packages and credentials are reported before a run starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlkit._util.sections import Section, validate_fields
 from rlkit.config.schema.track import load_tracker_class, tracker_paths
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.trackers import Tracker
-
-if TYPE_CHECKING:
-    from rlkit.trackers.service import ServiceTracker
+from rlkit.trackers.service import ServiceTracker
 
 
 def make_trackers(track: Section) -> list[Tracker]:

@@ -21,12 +21,11 @@ from rlkit._util.sections import Section
 from rlkit.errors import MissingError, RlkitError
 from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     import httpx
     from _typeshed import DataclassInstance
-
-    from rlkit.types import Json
 
 SESSION = "openreward"  # key of an episode's info that holds its OpenReward environment, split and task
 _KEY = "OPENREWARD_API_KEY"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rlkit.cost.budget import Spending
-    from rlkit.cost.estimate import Band, Estimate
+from rlkit.cost.budget import Spending
+from rlkit.cost.estimate import Band, Estimate
 
 
 def render_number(value: float) -> str:

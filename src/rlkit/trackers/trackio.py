@@ -17,11 +17,10 @@ from rlkit._util.sections import Section
 from rlkit.errors import missing_extra
 from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     import trackio
-
-    from rlkit.types import Json
 
 
 class TrackioSettings(Section):

@@ -22,11 +22,10 @@ from rlkit._util.sections import Section
 from rlkit.errors import MissingError
 from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     import wandb
-
-    from rlkit.types import Json
 
 TABLE = "rollouts/table"
 PAGE = "rollouts/one"
