@@ -11,14 +11,12 @@ from typing import Literal, TypedDict, Unpack, cast
 
 from rlkit._util.threads import run
 from rlkit.algorithms.advantages import AnyEstimator
-from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.losses import LossFunction
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 from rlkit.config.schema import Config
 from rlkit.env import is_env
-from rlkit.errors import UsageError
 from rlkit.tasks.sources import Tasks
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training import StopSignal
@@ -97,17 +95,12 @@ def train(
         ConfigError: a setting is unknown, ill-typed or contradictory.
         RlkitError: see `RLTrainer.train`.
     """
-    if advantage is not None and not isinstance(advantage, str | Mapping | Estimator) and not callable(advantage):
-        kind = type(advantage).__name__
-        raise UsageError(f"advantage: a value of type {kind} is no name, no function and no mapping with a name")
     fields: dict[str, object] = {**settings}
     tasks, sections = _name_envs(envs)
     if sections:
         fields["envs"] = sections
-    if loss is not None and not callable(loss):
-        fields["loss"] = loss
-    if isinstance(advantage, str | Mapping | Estimator):
-        fields["advantage"] = advantage
+    named = {"loss": loss, "advantage": advantage}
+    fields |= {field: value for field, value in named.items() if value is not None and not callable(value)}
     resolved = _resolve(config, fields, envs=tasks, replace_envs=bool(tasks) and not isinstance(envs, Mapping))
     estimators = dict.fromkeys(resolved.config.envs, advantage) if callable(advantage) else None
     if trackers is None:
@@ -116,9 +109,10 @@ def train(
         trackers = [ConsoleTracker()]
     stop, function = StopSignal(), loss if callable(loss) else None
     resume = resume and is_run_directory(require_run_directory(resolved.config))
-    trainer = RLTrainer(
-        resolved, envs=tasks, estimators=estimators, loss=function, trackers=trackers, stop=stop, resume=resume
-    )
+    with resolved.locate_errors():
+        trainer = RLTrainer(
+            resolved, envs=tasks, estimators=estimators, loss=function, trackers=trackers, stop=stop, resume=resume
+        )
     return _run_in_thread(trainer.train, stop)
 
 

@@ -104,11 +104,14 @@ EXTRAS = {
 """Extra of rlkit that installs each optional module."""
 
 
+def show_install(extra: str) -> str:
+    """Return the commands that install an extra: in a clone, and from an index."""
+    return f"`uv sync --extra {extra}`, or `pip install '{DISTRIBUTION}[{extra}]'`"
+
+
 def missing_extra(module: str) -> MissingError:
     """Return the error for an optional module that is not installed, with the command that installs it."""
-    extra = EXTRAS[module]
-    install = f"`uv sync --extra {extra}`, or `pip install '{DISTRIBUTION}[{extra}]'`"
-    return MissingError(f"{module} is not installed: run {install}")
+    return MissingError(f"{module} is not installed: run {show_install(EXTRAS[module])}")
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

@@ -95,9 +95,18 @@ def test_arguments_reach_the_environment(rlkit: Callable[..., Any], arguments: l
 
 
 def test_all_environments_of_a_configuration_are_checked(rlkit: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("envs: {a: {env: good.py:Echo}, b: {env: bad.py:Generous}}\n")
-    record = json.loads(rlkit("check", "c.yaml", "--json").stdout)
-    assert {name: report["ok"] for name, report in record["envs"].items()} == {"a": True, "b": False}
+    envs = "{a: {env: good.py:Echo}, b: {env: bad.py:Generous}}"
+    (tmp_path / "c.yaml").write_text(f"envs: {envs}\neval: {{envs: {envs}}}\n")
+    record = json.loads(rlkit("check", "c.yaml", "--json", "--tasks", "1").stdout)
+    expected = {"a": True, "b": False, "eval.envs.a": True, "eval.envs.b": False}
+    assert {name: report["ok"] for name, report in record["envs"].items()} == expected
+
+
+def test_fault_of_an_evaluation_environment_names_its_field(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("envs: {a: {env: good.py:Echo}}\neval: {envs: {a: {env: good.py:Ech}}}\n")
+    result = rlkit("check", "c.yaml")
+    assert result.exit_code == 2
+    assert "eval.envs.a.env: " in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -121,6 +130,35 @@ def test_invalid_target_is_exit_code_2_with_one_line(rlkit: Callable[..., Any], 
     errors = [line for line in result.stderr.splitlines() if line != "an environment that prints"]
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
+
+
+@pytest.mark.parametrize("section", ["envs", "eval.envs"])
+@pytest.mark.parametrize("command", [["check"], ["train"], ["train", "--dry-run"], ["eval"]])
+def test_wrong_argument_names_its_line(
+    rlkit: Callable[..., Any], tmp_path: Path, section: str, command: list[str]
+) -> None:
+    bad = "{env: good.py:Echo, args: {copies: many}}"
+    (tmp_path / "c.yaml").write_text(
+        f"envs:\n  a: {bad}\n"
+        if section == "envs"
+        else f"envs: {{b: {{env: good.py:Echo}}}}\neval: {{envs: {{a: {bad}}}}}\n"
+    )
+    result = rlkit(*command, "c.yaml")
+    assert result.exit_code == 2
+    line = f"error: c.yaml:2: {section}.a.args.copies: expected an integer, found a string"
+    assert line in result.stderr.splitlines()
+    unknown = rlkit(*command, "c.yaml", "envs.a={env: good.py:Echo}", "envs.a.args.wrod=no", "eval=null")
+    assert "error: command line: envs.a.args.wrod: unknown argument. Did you mean 'word'?" in unknown.stderr
+
+
+def test_missing_table_names_its_folder_and_the_nearest_name(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "data.csv").touch()
+    (tmp_path / "own" / "c.yaml").write_text("envs: {a: {env: rows, args: {path: date.csv, answer: b}}}")
+    result = rlkit("check", "own/c.yaml")
+    assert result.exit_code == 2
+    message = f"envs.a: path: there is no file 'date.csv' in {tmp_path / 'own'}. Did you mean 'data.csv'?"
+    assert result.stderr == f"error: {message}\n"
 
 
 def test_redteam_lists_earning_cheats_with_exit_code_1(rlkit: Callable[..., Any]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
@@ -142,6 +141,8 @@ def test_merged_model_has_the_logprobs_of_the_trained_one(
 def test_adapter_loaded_by_peft_has_the_logprobs_of_the_trained_model(
     trained: Trained, rlkit: Callable[..., Any], tmp_path: Path
 ) -> None:
+    from peft import PeftModel  # takes seconds
+
     result = rlkit("checkpoints", "export", last_checkpoint(trained).state, tmp_path / "adapter", "--json")
     assert json.loads(result.stdout) == {
         "checkpoint": last_checkpoint(trained).state,
@@ -168,6 +169,8 @@ def test_adapter_loaded_by_peft_has_the_logprobs_of_the_trained_model(
 def test_adapter_names_its_base_model_as_on_the_hub(
     place: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from peft import PeftModel  # takes seconds
+
     for name in ("TINKER_BASE_URL", "TINKER_API_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))

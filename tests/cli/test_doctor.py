@@ -59,7 +59,10 @@ def test_a_run_is_examined_by_its_name_or_its_folder(rlkit: Callable[..., Any], 
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
     without_findings = rlkit("doctor", "first")
-    assert (without_findings.exit_code, without_findings.stdout) == (0, "first at step 0: no findings\n")
+    assert (without_findings.exit_code, without_findings.stdout) == (
+        0,
+        "first at step 0: no findings (less certain with fewer than 5 steps)\n",
+    )
     keys = {"env/sums/episodes": 8.0, "env/sums/stop/length": 0.75}
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **keys}) + "\n" for step in range(1, 8)))
     result = rlkit("doctor", folder)
@@ -72,6 +75,12 @@ def test_a_run_is_examined_by_its_name_or_its_folder(rlkit: Callable[..., Any], 
     ]
     record = json.loads(rlkit("doctor", "first", "--json").stdout)
     assert (record["run"], record["step"], record["findings"][0]["name"]) == ("first", 7, "truncation")
+    lines = [{"step": 1, "optim/nll": 2.0}, {"step": 2, **keys, "env/sums/groups/mixed": 1.0}]  # after a warm start
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert rlkit("doctor", folder).stdout.splitlines()[:2] == [
+        "first at step 2: 1 finding (less certain with fewer than 5 steps)",
+        "truncation in sums, first found in step 2, last in step 2",
+    ]
 
 
 def test_missing_run_is_a_usage_error(rlkit: Callable[..., Any]) -> None:

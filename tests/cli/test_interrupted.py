@@ -182,20 +182,21 @@ def test_signalled_command_leaves_only_a_resumable_run(
         train.send(number)
         train.until("err", 1, "finishing this step, then saving")
     assert train.wait() == 130, train.read_stream("err")
+    assert "to resume: rlkit resume first\n" in train.read_stream("err")
     records = [json.loads(line) for line in train.read_stream("out").splitlines()]
     assert_nothing_left(train, ports)
     run = train.folder / "runs" / "first"
     metadata = json.loads((run / "run.json").read_text())
     assert metadata["status"] == "interrupted"
-    checkpoints = [json.loads(line) for line in (run / "checkpoints.jsonl").read_text().splitlines()]
+    saved = run / "checkpoints.jsonl"  # missing if the second signal came before the first save was done
+    checkpoints = [json.loads(line) for line in saved.read_text().splitlines()] if saved.exists() else []
     steps = len((run / "metrics.jsonl").read_text().splitlines())
     if len(signals) == 1:
         assert (records[-1]["status"], records[-1]["steps"]) == ("interrupted", steps)
         assert records[-1]["checkpoint"]["step"] == checkpoints[-1]["step"] == steps
-        assert "to resume: rlkit resume first\n" in train.read_stream("err")
     else:
         assert records[-1] == {"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": 130}
-        assert checkpoints[-1]["step"] >= steps - 1
+        assert all(checkpoint["step"] <= steps for checkpoint in checkpoints)
     resume = rlkit_("resume", "first", f"steps={steps + 1}", "--json")
     assert resume.wait() == 0, resume.read_stream("err")
     result = json.loads(resume.read_stream("out").splitlines()[-1])
@@ -205,12 +206,15 @@ def test_signalled_command_leaves_only_a_resumable_run(
     assert_nothing_left(resume, ports)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_ends_the_command(rlkit_: Callable[..., Command]) -> None:
     train = rlkit_("train", "config.yaml", "--name", "first")
     train.until("err", 1, "preparing the run")
     train.send(signal.SIGTERM)
     assert train.wait() == 130, train.read_stream("err")
-    assert train.read_stream("err").splitlines() == ["preparing the run", "interrupted"]
+    first, *others, last = train.read_stream("err").splitlines()
+    assert (first, last) == ("preparing the run", "interrupted")
+    assert others in ([], ["to resume: rlkit resume first"])  # if the run has a folder already
     assert_nothing_left(train, set())
     resume = rlkit_("train", "config.yaml", "--name", "first", "steps=1", "--resume")
     assert resume.wait() == 0, resume.read_stream("err")
@@ -254,8 +258,15 @@ def configure(folder: Path, url: str, **service: float) -> None:
     (folder / ".env").write_text("TINKER_API_KEY=tml-no-such-key\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("arguments", ["train config.yaml --name first", "eval config.yaml"])
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        ("train config.yaml --name first", signal.SIGINT),
+        pytest.param("train config.yaml --name first", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("eval config.yaml", signal.SIGINT, marks=pytest.mark.slow),
+        ("eval config.yaml", signal.SIGTERM),
+    ],
+)
 def test_first_signal_ends_a_command_that_waits_for_its_service(
     arguments: str, number: signal.Signals, rlkit_: Callable[..., Command], tmp_path: Path
 ) -> None:

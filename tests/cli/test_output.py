@@ -34,6 +34,23 @@ def test_secret_that_contains_another_is_redacted_completely() -> None:
     assert redact("abcdef123456 abcdef", environ) == "*** ***"
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_results_are_wrapped_between_words_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "completed: reward 0.63\nrun  /a-folder/of-a-run/with-a-name"
+    assert Output(Terminal(), io.StringIO()).wrap(text).splitlines() == [
+        "completed: reward",
+        "0.63",
+        "run",
+        "/a-folder/of-a-run/with-a-name",
+    ]
+    assert Output(io.StringIO(), io.StringIO()).wrap(text) == text
+
+
 @pytest.mark.parametrize("value", ["", "false", "1", "0"])
 def test_short_and_common_values_are_not_redacted(value: str) -> None:
     assert redact(f"parallel {value} run", {"TOKENIZERS_PARALLELISM": value}) == f"parallel {value} run"
@@ -69,11 +86,6 @@ def test_closed_pipe_is_not_an_error() -> None:
         output = Output(stream, stream)
         output.line("nobody reads this")
         output.line("nor this")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_dry_run_prints_its_checks_and_an_estimate(config: str, rlkit: Callable[
     assert rlkit("train", config, "--dry-run", "--quiet").stderr == ""
 
 
+@pytest.mark.slow
 def test_result_of_a_run_has_the_estimate_of_its_dry_run(config: str, rlkit: Callable[..., Any]) -> None:
     first_run = rlkit("train", config)
     assert re.search(r"^completed: reward \S+ → \S+ in \d+ steps, [\d,]+ tokens, \$", first_run.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 import rlkit as toolkit
+from rlkit.config.loading.run_config import load_run_config
+from rlkit.tools.chat import open_chat
+from rlkit.types import Sampling
 
 type Command = Callable[..., Any]
 
@@ -62,10 +66,14 @@ def test_removed_runs_are_gone(run: toolkit.RunResult, rlkit: Command) -> None:
     assert not list(run.directory.parent.glob("*first*"))
 
 
-def test_a_run_by_two_names_is_removed_once(run: toolkit.RunResult, rlkit: Command, tmp_path: Path) -> None:
+def test_a_run_by_two_names_is_removed_once(run: toolkit.RunResult, rlkit: Command) -> None:
     link = run.directory.with_name("link")
     link.symlink_to(run.directory)
-    result = rlkit("runs", "rm", "link", "first", "first/../first", "--yes")
+    refused = rlkit("runs", "rm", "first", "link", "--yes")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"{link} is a link to {run.directory}: give that folder" in refused.stderr
+    link.unlink()
+    result = rlkit("runs", "rm", "first", "first/../first", "--yes")
     assert (result.exit_code, result.stdout.count("removed ")) == (0, 1)
     assert not run.directory.exists()
 
@@ -88,6 +96,31 @@ def test_a_checkpoint_answers_a_message(run: toolkit.RunResult, rlkit: Command) 
     assert rlkit("chat", "first", "Hello", "--max-tokens", 6, "--json").stdout == first.stdout
     assert rlkit("chat", "first", "Hello", "--max-tokens", 6, "--json", "--seed", 1).stdout != first.stdout
     assert rlkit("chat", "first", "Hello", "--step", 9).exit_code == 2
+
+
+def test_a_plain_text_is_completed_without_the_chat_format(run: toolkit.RunResult, rlkit: Command) -> None:
+    async def complete() -> str:
+        async with open_chat("first", Sampling(6, 0.0), note=lambda text: None) as begin:
+            return (await begin().sample("1, 2,")).text
+
+    options = ("--max-tokens", 6, "--temperature", 0, "--json")
+    completed = json.loads(rlkit("chat", "first", "1, 2,", "--complete", *options).stdout)
+    assert completed["message"]["content"] == asyncio.run(complete())
+    assert json.loads(rlkit("chat", "first", "1, 2,", *options).stdout) != completed
+    result = rlkit("chat", "first", "1, 2,", "--complete", "--system", "Count.")
+    assert result.exit_code == 2
+    assert "leave out --complete or --system" in result.stderr
+
+
+def test_the_newest_checkpoint_of_a_run_is_evaluated(run: toolkit.RunResult, rlkit: Command, tmp_path: Path) -> None:
+    config = tmp_path / "a.yaml"
+    envs = "eval: {envs: {arithmetic: {args: {max_operand: 2}, max_tokens: 2, tasks: 2}}}\nenvs: {arithmetic: {}}"
+    config.write_text(f"model: {load_run_config(run.directory).model}\n{envs}\nsteps: 1\n")
+    result = rlkit("eval", config, "--checkpoint", "first", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert run.checkpoint is not None
+    assert json.loads(result.stdout)["checkpoint"] == run.checkpoint.sampler
+    assert rlkit("eval", config, "--checkpoint", "second").exit_code == 2
 
 
 def test_a_conversation_takes_lines_until_the_end_of_its_input(run: toolkit.RunResult, rlkit: Command) -> None:

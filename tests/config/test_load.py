@@ -105,6 +105,11 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("actor: {optim: {lr: 1}}", "a.yaml:2: actor: unknown field. Did you mean 'optimizer.learning_rate'?"),
         ("num_generations: 4", "a.yaml:2: num_generations: unknown field. Did you mean 'batch.group_size'?"),
         ("max_completion_length: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
+        ("samplng: {max_tokens: 9}", "unknown field. Did you mean 'sampling'?"),
+        ("warmup_steps: 9", "unknown field. Did you mean 'optimizer.warmup_steps'?"),
+        ("max_turns: 9", "unknown field. Did you mean 'envs.<name>.max_turns'?"),
+        ("leraning_rate: 9", "Did you mean 'warm_start.learning_rate' or 'optimizer.learning_rate'?"),
+        ('"data.train_batch_size": 9', "unknown field. Did you mean 'batch.groups'?"),
         ("batch_size: 9", "Did you mean 'batch.groups'? It counts tasks, with batch.group_size rollouts each."),
         ("max_tokens: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
         ("loss: pop", "expected importance_sampling, "),
@@ -133,7 +138,7 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("loss: pop", "a.yaml:2: loss.name: expected importance_sampling, "),
         ("loss: pop", "found 'pop'. Did you mean 'ppo'?"),
         ("schedule: async", "a.yaml:2: schedule.mode: is missing. Write schedule as {mode: async}"),
-        ("loss: 5", "a.yaml:2: loss: expected a mapping, found 5"),
+        ("loss: 5", "a.yaml:2: loss: expected a name such as ppo, a mapping with a name, or a function "),
         ("schedule: asnyc", "found 'asnyc'. Did you mean 'async'?"),
         ("loss: {clip_low: 0.5}", "a.yaml:2: loss.name: expected importance_sampling, "),
         (
@@ -172,7 +177,7 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("advantage: {name: quantile, level: 1}", "a.yaml:2: advantage.level: expected a value below 1, found 1"),
         ("advantage: {name: turn_returns, discount: 2}", "a.yaml:2: advantage.discount: expected at most 1, found 2"),
         ("advantage: {beta: 2}", "a.yaml:2: advantage.name: expected group_mean, "),
-        ("advantage: 5", "a.yaml:2: advantage: expected a mapping, found 5"),
+        ("advantage: 5", "a.yaml:2: advantage: expected a name such as grpo, a mapping with a name, or a function "),
         ("advantage: {name: pkpo, k: 9}", "a.yaml:1: envs.arithmetic: pkpo cannot take the best of 9 in a group of 8"),
         ("advantage: nope.py:mine", "a.yaml:2: advantage.function: there is no file 'nope.py'"),
         ("optimizer: {learning_rate: fast}", "learning_rate: expected a number above 0, or auto, found 'fast'"),
@@ -366,7 +371,42 @@ loss: {name: custom, function: my_env.py:loss}
 def test_missing_user_file_suggests_the_nearest_one(refused: Refused, folder: Path) -> None:
     (folder / "my_env.py").touch()
     message = refused("envs: {a: {env: my_evn.py:X}}")
-    assert message == "a.yaml:1: envs.a.env: there is no file 'my_evn.py'. Did you mean 'my_env.py'?"
+    assert message == f"a.yaml:1: envs.a.env: there is no file 'my_evn.py' in {folder}. Did you mean 'my_env.py'?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "envs: {a: {env: rows, args: {path: '${NAME:-x.csv}'}}}",
+        "envs: {math: {args: {path: '${NAME:-x.csv}'}}}",
+        "envs: {b: {}}\neval: {envs: {a: {env: rows, args: {path: '${NAME:-x.csv}'}}}}",
+    ],
+)
+def test_relative_table_starts_at_the_folder_of_the_configuration(folder: Path, text: str) -> None:
+    (folder / "own").mkdir()
+    (folder / "own" / "a.yaml").write_text(text)
+
+    def load(**environ: str) -> object:
+        config = load_config([Path("own/a.yaml")], environ=environ).config
+        return next(spec.args["path"] for spec in (*config.envs.values(), *config.eval.envs.values()) if spec.args)
+
+    assert load() == str(folder / "own" / "x.csv")  # that is not there
+    (folder / "x.csv").touch()
+    assert load() == str(folder / "x.csv")
+    (folder / "own" / "x.csv").touch()
+    assert load() == str(folder / "own" / "x.csv")
+    assert load(NAME="/absent/x.csv") == "/absent/x.csv"
+
+
+def test_lists_of_a_file_are_tuples_of_the_configuration_and_come_back_from_a_run(folder: Path) -> None:
+    Path("words.jsonl").touch()
+    text = "envs: {arithmetic: {}}\nwarm_start: {files: words.jsonl, steps: 2, roles: [assistant, user]}\n"
+    Path("a.yaml").write_text(text)
+    resolved = load_config([Path("a.yaml")], environ={})
+    assert resolved.config.warm_start is not None
+    assert resolved.config.warm_start.roles == ("assistant", "user")
+    Path("recorded.yaml").write_text("\n".join(show_lines(resolved)))
+    assert load_config([Path("recorded.yaml")], environ={}).config == resolved.config
 
 
 def test_importing_the_package_loads_neither_pydantic_nor_yaml() -> None:

@@ -179,6 +179,7 @@ def _sections_in(annotation: object) -> Iterator[type[Section]]:
         yield from _sections_in(inner)
 
 
+@pytest.mark.slow
 def test_every_option_is_read_where_the_table_says(
     fields_read: defaultdict[tuple[str, str], set[str]],
     tmp_path: Path,

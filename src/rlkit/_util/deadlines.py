@@ -10,7 +10,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
-from typing import Protocol
+from typing import Any
 
 from rlkit.errors import ServiceError
 
@@ -21,30 +21,20 @@ class NoAnswer(ServiceError):
     """No answer came within the time limit. The request is not retried."""
 
 
-class DeadlineHandler(Protocol):
-    """A wait that acts on its deadline."""
-
-    context: Context
-
-    def on_deadline(self) -> float:
-        """Act on the deadline, and return the time of the next one, which may be infinite."""
-        ...
-
-
 class Deadlines:
     """Deadlines of all waits, with one timer on the event loop."""
 
     def __init__(self) -> None:
-        self._until_s: dict[DeadlineHandler, float] = {}
+        self._until_s: dict[AnswerWait[Any], float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, wait: DeadlineHandler, until_s: float) -> None:
+    def put(self, wait: AnswerWait[Any], until_s: float) -> None:
         """Call `wait.on_deadline` at the time `until_s` of the event loop."""
         self._until_s[wait] = until_s
         if self._timer is None or until_s < self._timer.when():
             self._arm(until_s)
 
-    def drop(self, wait: DeadlineHandler) -> None:
+    def drop(self, wait: AnswerWait[Any]) -> None:
         """Remove a wait. The timer stays, because the next request would set it again."""
         del self._until_s[wait]
 
@@ -118,7 +108,7 @@ class AnswerWait[T]:
                 self._second.cancel()
 
     def on_deadline(self) -> float:
-        """Repeat the request, or stop waiting; return the time of the next deadline."""
+        """Repeat the request, or stop waiting; return the time of the next deadline, which may be infinite."""
         if self._repeat is None or self._second is not None:
             self._stop()
             return math.inf

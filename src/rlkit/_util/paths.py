@@ -39,3 +39,8 @@ def _from_env(name: str) -> Path | None:
 @cache
 def _absolute(path: Path) -> Path:
     return path.absolute()
+
+
+def shorten_path(path: Path) -> str:
+    """Return the path, relative to the working directory if it is inside."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

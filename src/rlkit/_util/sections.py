@@ -24,7 +24,7 @@ from pydantic import (
     model_serializer,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, SchemaValidator, core_schema, to_json
+from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema, to_json
 
 from rlkit.errors import UsageError, did_you_mean
 
@@ -99,6 +99,7 @@ class SectionTable:
 
     classes: Mapping[str, type[NamedSection]]
     default: str | None = None  # name to use if the key is missing
+    forms: str = "a mapping"  # forms of a value, for messages
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self._choose)
@@ -111,11 +112,12 @@ class SectionTable:
         if type(value) in self.classes.values():
             return value
         if not isinstance(value, Mapping | str):
-            raise PydanticKnownError("dict_type")
+            raise PydanticCustomError("section_type", "Input should be {forms}", {"forms": self.forms})
         settings = {self._key: None} if isinstance(value, str) else dict(cast("Mapping[str, object]", value))
         name = settings.pop(self._key, self.default)
         if not isinstance(name, str) or name not in self.classes:
-            raise PydanticCustomError("union_tag", "not one of the table", {"key": self._key})
+            context = {"key": self._key, "names": ", ".join(self.classes)}
+            raise PydanticCustomError("union_tag", "Input should be {names}", context)
         # Error locations contain the name before the field, as in a tagged union.
         validator, tagged = _validator(self.classes[name]), {name: settings}
         if info.mode == "json":

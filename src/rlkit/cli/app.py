@@ -99,7 +99,11 @@ add_command(_runs, "list", runs.list_all)
 add_command(_runs, "rm", runs.remove)
 add_command(_runs, "mv", runs.rename)
 
-_check = _add_group("check", "Check an environment (`rlkit check TARGET`) or a service.", CheckGroup)
+_check = _add_group(
+    "check",
+    "Check an environment or a service. `rlkit check TARGET` checks an environment (options: `rlkit check env`).",
+    CheckGroup,
+)
 add_command(_check, "env", check.check)
 add_command(_check, "service", check.check_service)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,8 @@ def init(
     from rlkit.tools.scaffold import scaffold
 
     files = scaffold(directory, name=name)
-    steps = [f"cd {shlex.quote(str(directory))}", "pytest", "rlkit check config.yaml", "rlkit train config.yaml"]
+    tests = ["pytest"] if find_spec("pytest") else []  # rlkit does not install it
+    steps = [f"cd {shlex.quote(str(directory))}", *tests, "rlkit check config.yaml", "rlkit train config.yaml"]
     summary = f"created {directory} with {', '.join(path.name for path in files)}"
     output.result(
         {"directory": str(directory), "files": [str(path) for path in files]},

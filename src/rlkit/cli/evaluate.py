@@ -28,7 +28,10 @@ def evaluate(
     config: Configs,
     *,
     checkpoint: Annotated[
-        str | None, typer.Option(help="tinker:// path of the weights; the base model by default.")
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Weights: newest checkpoint of a run, or tinker:// path; the base model by default."
+        ),
     ] = None,
     endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="Evaluate a model behind this OpenAI-compatible endpoint instead.")
@@ -53,6 +56,7 @@ def evaluate(
     from rlkit.evaluation.report import EvaluationReport
 
     target = _check_target(checkpoint, endpoint, model)
+    checkpoint = None if checkpoint is None else _find_weights(checkpoint)
     note = output.silent if quiet else output.note
     groups: list[Group] = []
     snapshots: list[Callable[[], Progress]] = []
@@ -73,7 +77,7 @@ def evaluate(
         on_progress=snapshots.append,
         on_groups=groups.extend,
     )
-    with report_periodically(report_progress):
+    with resolved.locate_errors(), report_periodically(report_progress):
         metrics = run_terminable(evaluation)
     envs = list(resolved.config.eval.envs or resolved.config.reinforced_envs)
     report = EvaluationReport.from_metrics(metrics, groups, envs=envs)
@@ -90,12 +94,23 @@ def _choose_agent(agent: str, config: Config) -> list[str]:
     return [f"{section}.{name}.args.agent={json.dumps(agent)}" for name in names]
 
 
+def _find_weights(checkpoint: str) -> str:
+    """Return the `tinker://` path of sampler weights, or that of the newest checkpoint of a run."""
+    from rlkit.tools.checkpoints import choose_checkpoint
+
+    if checkpoint.startswith("tinker://") and "/weights/" in checkpoint:
+        raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
+    try:
+        chosen = choose_checkpoint(checkpoint)
+    except UsageError as error:
+        raise UsageError(f"--checkpoint: {error}") from None
+    return chosen.path if chosen.checkpoint is None else chosen.checkpoint.sampler
+
+
 def _check_target(checkpoint: str | None, endpoint: str | None, model: str | None) -> Endpoint | None:
     """Return the endpoint to evaluate; None for a model of the service."""
     from rlkit.evaluation.openai_endpoint import Endpoint
 
-    if checkpoint is not None and (not checkpoint.startswith("tinker://") or "/weights/" in checkpoint):
-        raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
     if (endpoint is None) != (model is None):
         raise UsageError("--endpoint and --model: give both, or neither")
     if endpoint is not None and checkpoint is not None:

@@ -62,7 +62,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
             return await rehearse(resolved, pilot=pilot, note=begin)
 
     # Environments' threads may still print while the result is written.
-    with redirect_stdout(output.err):
+    with redirect_stdout(output.err), resolved.locate_errors():
         with report_periodically(report_progress):
             rehearsal = threads.run(run_rehearsal())
         output.result({"ok": rehearsal.ok, **asdict(rehearsal)}, render_table(rehearsal))

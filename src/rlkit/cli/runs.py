@@ -13,7 +13,7 @@ import typer
 from rlkit.cli.common.guard import FAILED, MISSING
 from rlkit.cli.common.options import OptionalRun, RunName, Yes
 from rlkit.cli.common.output import Data, Output
-from rlkit.errors import UsageError
+from rlkit.errors import MissingError, UsageError
 
 NoDraw = Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")]
 
@@ -81,7 +81,8 @@ def _render_run(row: Mapping[str, Any]) -> list[str]:
 
     steps = f"step {row.get('step', 0)}" + (f"/{row['steps']}" if row.get("steps") else "")
     rewards = [reward for reward in row.get("reward") or () if reward is not None]
-    seconds = time.time() - (row.get("started") or row.get("updated") or time.time())
+    now = time.time()
+    seconds = now - (row.get("started") or row.get("updated") or now)
     amount, unit = next(((seconds / length, unit) for unit, length in _AGES if seconds >= length), (seconds, "s"))
     return [
         row["name"],
@@ -123,6 +124,7 @@ def doctor(
 
 
 def _examine_run(output: Output, run: str) -> None:
+    from rlkit.metrics.diagnostics import ENOUGH
     from rlkit.tools.doctor import examine_run
 
     directory, step, ending, findings = examine_run(run)
@@ -132,7 +134,9 @@ def _examine_run(output: Output, run: str) -> None:
         lines.append(f"{name} {_STATUS_PHRASES[ending.status]} {step}: {ending}")
     if ending is not None and ending.action:
         lines.append(f"  fix: {ending.action}")
-    lines.append(f"{name} at step {step}: {len(findings) or 'no'} finding{'s' * (len(findings) != 1)}")
+    if findings or ending is None or ending.status != "failed":
+        few = f" (less certain with fewer than {ENOUGH} steps)" if step < ENOUGH else ""
+        lines.append(f"{name} at step {step}: {len(findings) or 'no'} finding{'s' * (len(findings) != 1)}{few}")
     for finding in findings:
         where = "" if finding.env == "all" else f" in {finding.env}"
         lines.append(f"{finding.name}{where}, first found in step {finding.first}, last in step {finding.last}")
@@ -219,7 +223,6 @@ def verify(
     from rlkit.config.loading.load import load_config
     from rlkit.envs.discovery.best import draw_construction
     from rlkit.envs.discovery.verification import verify_witness
-    from rlkit.errors import MissingError, UsageError
 
     if draw is not None and no_draw:
         raise UsageError("--draw: has no effect with --no-draw; leave it out")

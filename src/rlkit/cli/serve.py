@@ -14,7 +14,7 @@ import typer
 from rlkit.cli.common.options import Best, CheckpointStep
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.signals import graceful_shutdown, run_terminable
-from rlkit.errors import UsageError
+from rlkit.errors import ContextFull, UsageError
 
 RunOrSampler = Annotated[
     str, typer.Argument(metavar="RUN", help="Run name, run folder, or tinker://…/sampler_weights/… path.")
@@ -39,7 +39,7 @@ def serve(
     model: Annotated[list[str] | None, typer.Option(help="Load this model at the start; repeatable.")] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="RLKIT_SERVE_API_KEY", help="API key that clients must send; by default a new key."),
+        typer.Option(envvar="RLKIT_SERVE_API_KEY", help="API key of clients, tml-…; by default a new key."),
     ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(help="File that keeps the API key across restarts; created if missing.")
@@ -95,6 +95,9 @@ def chat(
     step: CheckpointStep = None,
     best: Best = False,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Continue each message as plain text, like a prompt that is a string.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Limit of a reply, in tokens.")] = 1024,
     temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="Temperature of sampling; 0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the replies.")] = 0,
@@ -106,12 +109,13 @@ def chat(
     from rlkit.tools.chat import open_chat
     from rlkit.types import Message, Sampling
 
+    if complete and system is not None:
+        raise UsageError("--system: a plain text has no system prompt: leave out --complete or --system")
     system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
 
     async def converse() -> None:
         from rlkit._util.json_values import escape_surrogates
         from rlkit._util.threads import in_thread
-        from rlkit.errors import ContextFull
 
         sampling = Sampling(max_tokens, temperature)
         async with open_chat(run, sampling, step=step, best=best, seed=seed, note=output.note) as begin:
@@ -120,9 +124,10 @@ def chat(
                 if message is None and line == "/new":
                     policy, messages = begin(), list(system_messages)
                     continue
-                question: Message = {"role": "user", "content": escape_surrogates(line)}
+                text = escape_surrogates(line)
+                question: Message = {"role": "user", "content": text}
                 try:
-                    reply = await policy.chat([*messages, question])
+                    reply = await (begin().sample(text) if complete else policy.chat([*messages, question]))
                 except ContextFull as error:
                     if message is not None:
                         raise

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlkit.config.loading.resolved import ResolvedConfig
     from rlkit.trackers import RunResult, Tracker
     from rlkit.trackers.panel import PanelTracker
+    from rlkit.training.trainer import RLTrainer
 
 FINISHING = "finishing this step, then saving (Ctrl-C again to stop immediately)"
 
@@ -101,6 +102,7 @@ def _train(
 
     stop = StopSignal()
     tracker: PanelTracker | None = None
+    trainer: RLTrainer | None = None
 
     def note(message: str) -> None:
         (output.note if tracker is None else tracker.on_note)(message)
@@ -109,8 +111,6 @@ def _train(
         with graceful_shutdown(
             stop.request, note, message=FINISHING, is_ready=lambda: stop.is_watched
         ) as interruptible:
-            if not quiet:
-                output.note("resuming the run" if resume else "preparing the run")
             # JSON on the same terminal would corrupt the panel.
             if panel and not quiet and is_redrawable(output.err) and not (output.json and output.out.isatty()):
                 from rich.console import Console
@@ -118,20 +118,29 @@ def _train(
                 from rlkit.trackers.panel import PanelTracker
 
                 tracker = PanelTracker(Console(file=output.err), clean=sanitise)
+            if not quiet:
+                (output.note if tracker is None else tracker.on_status)(
+                    "resuming the run" if resume else "preparing the run"
+                )
             trackers = _trackers(output, tracker, quiet=quiet)
             from rlkit.training.trainer import RLTrainer
 
-            trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
+            with resolved.locate_errors():
+                trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
             result = interruptible.run(trainer.train())
+    except KeyboardInterrupt:
+        if trainer is not None and trainer.directory is not None and trainer.directory.exists():
+            note(_show_resumption(trainer.directory))
+        raise
     finally:
         if tracker is not None:
             tracker.close()
-    output.result(_record(result), _summary(result))
+    output.result(_record(result), output.wrap(_summary(result)))
     if result.status == "completed":
         return 0
     is_spent = result.status == "budget"
     setting = f" {result.reason.partition(':')[0]}=…" if is_spent else ""
-    output.note(f"to resume: {shlex.join(['rlkit', 'resume', _find_argument(result)])}{setting}")
+    output.note(_show_resumption(result.directory) + setting)
     return BUDGET_REACHED if is_spent else INTERRUPTED
 
 
@@ -157,6 +166,10 @@ def _summary(result: RunResult) -> str:
 
     status = "out of budget" if result.status == "budget" else result.status
     lines = [f"{status}: {result.describe_gain()}", f"run           {result.directory}"]
+    failures = {"in training": result.count_failures("env"), "in evaluations": result.count_failures("eval")}
+    if any(failures.values()):
+        counts = ", ".join(f"{count} {where}" for where, count in failures.items() if count)
+        lines.append(f"failed        rollouts: {counts}")
     if len(last := console.collect_rewards(result.metrics)) > 2:  # the first line has all of one environment
         lines.append(
             "last rewards  " + "  ".join(f"{name} {rendering.render_number(value)}" for name, value in last.items())
@@ -167,17 +180,23 @@ def _summary(result: RunResult) -> str:
         lines.append(f"weights       {result.checkpoint.sampler}")
     if result.best_checkpoint is not None and result.best_checkpoint != result.checkpoint:
         lines.append(f"best weights  {result.best_checkpoint.sampler} (step {result.best_checkpoint.step})")
+    if len(scores := result.rewards("eval")) > 1 and max(scores[1:]) < scores[0]:
+        lines.append(f"note          no later evaluation was as good as the first one, {scores[0]:.2f}")
     if result.estimate is not None and result.status == "completed":  # the estimate covers all steps
         lines.append(f"dry run       expected {rendering.render_estimate(result.estimate)}")
-    name = shlex.quote(_find_argument(result))
+    name = shlex.quote(_find_argument(result.directory))
     lines.append(f"look at it    rlkit view {name}")
     if result.checkpoint is not None:
         lines += [f"talk to it    rlkit chat {name}", f"export it     rlkit export {name} --to DIR"]
     return "\n".join(lines)
 
 
-def _find_argument(result: RunResult) -> str:
-    """Return the shortest argument with which commands find the run."""
+def _show_resumption(directory: Path) -> str:
+    return f"to resume: {shlex.join(['rlkit', 'resume', _find_argument(directory)])}"
+
+
+def _find_argument(directory: Path) -> str:
+    """Return the shortest argument with which commands find a run."""
     from rlkit._util.paths import runs_dir
 
-    return result.name if result.directory == runs_dir() / result.name else str(result.directory)
+    return directory.name if directory == runs_dir() / directory.name else str(directory)

@@ -48,8 +48,9 @@ def view(
     from rlkit.view.server import ViewServer
 
     server = ViewServer(library, port=port)
-    output.result({"url": server.link}, server.link)
+    link = server.link + library.start
+    output.result({"url": link}, link)
     if not no_open:
-        webbrowser.open(server.link)
+        webbrowser.open(link)
     with graceful_shutdown(server.stop, output.note, message="stopping"):
         server.run()

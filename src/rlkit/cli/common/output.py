@@ -10,13 +10,16 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TextIO
 
 from rlkit._util.redaction import redact
+from rlkit.errors import DISTRIBUTION, UsageError
 
 type Data = bool | int | float | str | Sequence[Data] | Mapping[str, Data] | None
 
@@ -62,6 +65,14 @@ class Output:
         else:
             self.line(text)
 
+    def wrap(self, text: str) -> str:
+        """Break lines between words at the width of the terminal, if results go to one; words are not broken."""
+        if not self.out.isatty():
+            return text
+        width = shutil.get_terminal_size().columns
+        wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        return "\n".join(map(wrapper.fill, sanitise(text).splitlines()))
+
     def data(self, value: Data) -> None:
         """Print a result as one line of JSON."""
         _write(self.out, to_json(value))
@@ -76,8 +87,6 @@ class Output:
     def confirm(self, question: str) -> bool:
         """Ask a question, and return whether the answer is yes; raise `UsageError` if nobody can answer."""
         if self.json or not sys.stdin.isatty():
-            from rlkit.errors import UsageError
-
             raise UsageError(f"{question} Cannot ask without a terminal: give --yes")
         self.err.write(f"{question} [y/N] ")
         self.err.flush()
@@ -122,8 +131,6 @@ def _write(stream: TextIO, text: str) -> None:
 def rlkit_version() -> str:
     """Return the installed version, or "unknown" in a checkout that is not installed."""
     from importlib import metadata
-
-    from rlkit.errors import DISTRIBUTION
 
     try:
         return metadata.version(DISTRIBUTION)

@@ -4,32 +4,47 @@ from __future__ import annotations
 
 _FIELDS = {
     "model": "model_name model_name_or_path model_path",
-    "name": "run_name experiment_name wandb_name",
+    "name": "run_name experiment_name wandb_name output_dir log_path",
     "steps": "n_steps num_steps max_steps total_steps total_training_steps n_batches",
     "epochs": "num_epochs num_train_epochs n_epochs total_epochs",
     "load_checkpoint": "load_checkpoint_path init_from_checkpoint",
     "batch.groups": "batch_size groups_per_batch train_batch_size per_device_train_batch_size rollout_batch_size",
     "batch.group_size": "num_generations n_samples_per_prompt rollouts_per_example num_samples_per_prompt rollout_n "
     "rollout.n",
-    "batch.substeps": "num_substeps",
+    "batch.substeps": "num_substeps num_iterations ppo_mini_batch_size mini_batch_size num_minibatches",
     "optimizer.learning_rate": "lr learning_rate",
     "optimizer.grad_clip_norm": "max_grad_norm grad_clip",
     "optimizer.schedule": "lr_scheduler_type lr_schedule",
-    "optimizer.warmup_steps": "num_warmup_steps lr_warmup_steps",
+    "optimizer.warmup_steps": "num_warmup_steps lr_warmup_steps warmup_ratio lr_warmup_steps_ratio",
     "sampling.max_tokens": "max_tokens max_completion_length max_new_tokens max_response_length max_tokens_per_turn",
     "lora.rank": "lora_rank lora_r",
-    "kl_penalty.coefficient": "beta kl_penalty_coef kl_coef kl_loss_coef init_kl_coef",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "chat.renderer": "renderer_name",
+    "checkpoint.ttl_days": "ttl_seconds",
+    "schedule.mode": "async_config",
+    "kl_penalty.coefficient": "beta kl_penalty_coef kl_coef kl_loss_coef init_kl_coef use_kl_loss use_kl_in_reward",
+    "kl_penalty.reference": "kl_reference_config ref_model",
     "loss.name": "loss_fn loss_type loss_name",
+    "loss.clip_low": "clip_ratio_low eps_clip_low",
+    "loss.clip_high": "epsilon epsilon_high eps_clip cliprange clip_ratio clip_ratio_high eps_clip_high",
+    "envs": "reward_funcs reward_function train_dataset train_files dataset_builder",
     "advantage": "adv_estimator advantage_estimator scale_rewards",
     "schedule.max_staleness": "max_steps_off_policy max_off_policy_steps max_async_level",
     "checkpoint.every": "save_every save_steps save_freq",
     "eval.every": "eval_every eval_steps test_freq eval_interval",
     "service.base_url": "base_url api_base",
-    "track.wandb.project": "wandb_project project_name",
+    "track.wandb.project": "wandb_project project_name report_to logger",
 }
 """Names in TRL, verl, SkyRL, prime-rl and tinker-cookbook, by the field of rlkit with this meaning."""
 
-UNITS = {"batch.groups": "tasks, with batch.group_size rollouts each"}
+UNITS = {
+    "batch.groups": "tasks, with batch.group_size rollouts each",
+    "optimizer.warmup_steps": "optimiser steps",
+    "checkpoint.ttl_days": "days",
+    "loss.clip_low": "from 0: 1 − epsilon",
+    "loss.clip_high": "from 0: 1 + epsilon",
+}
 """Units of fields that other trainers count otherwise."""
 
 FOREIGN_NAMES = {name: field for field, names in _FIELDS.items() for name in names.split()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -56,8 +57,8 @@ def load_config(
     Mappings are merged key by key; a list, a scalar or an empty mapping replaces the earlier value. A null in place of
     a section resets it to its defaults: `eval=null` and `eval={}` remove all evaluations of earlier files, and
     `eval.envs.held_out=null` removes one environment. `${NAME}` and `${NAME:-default}` in a string are replaced by the
-    environment variable, or by its value in `.env` in the working directory. A relative `file.py:name` or model
-    directory is searched in the folder of the configuration file, then in the working directory.
+    environment variable, or by its value in `.env` in the working directory. A relative `file.py:name`, `path` of
+    a table or model directory is searched in the folder of the configuration file, then in the working directory.
 
     Args:
         files: YAML files, merged in this order.
@@ -83,7 +84,8 @@ def load_config(
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = rewrite(_expand_short_forms(_add_envs(without_nulls(root), envs)), _make_path_absolute)
+    root = _expand_short_forms(_add_envs(without_nulls(root), envs))
+    root = rewrite(root, partial(_make_path_absolute, root))
     refuse_redacted(root)
     config, root = _check(root)
     return ResolvedConfig.from_nodes(config, root)
@@ -168,32 +170,34 @@ def _retype(error: ValidationError, root: Node) -> Node | None:
     return root if changed else None
 
 
-def _make_path_absolute(keys: KeyPath, node: Node) -> Node:
+def _make_path_absolute(root: Node, keys: KeyPath, node: Node) -> Node:
     """Make the path of a user's file, or of a model's directory, absolute."""
     if not isinstance(node.value, str):
         return node
-    folder, is_conversations = node.origin.folder, keys[:2] in (("source", "files"), ("warm_start", "files"))
-    if is_conversations:
-        folder = folder or Path.cwd()
+    is_conversations = keys[:2] in (("source", "files"), ("warm_start", "files"))
+    folder = node.origin.folder or (Path.cwd() if is_conversations else None)
     if (keys == ("model",) or is_conversations) and folder is not None and node.value:
         path = folder / Path(node.value).expanduser()
         is_there = path.is_file() if is_conversations else path.is_dir()
         return Node(str(path.resolve()), node.origin, node.template) if is_there else node
     reference = FILE_OBJECT.fullmatch(node.value)
-    if reference is None:
-        return node
+    file, name = (reference["file"], f":{reference['name']}") if reference else (node.value, "")
     match keys:
-        case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
+        case ("envs", key, "args", *rest) | ("eval", "envs", key, "args", *rest):
+            env = find(root, (*keys[:-2], "env"))
+            is_table = rest == ["path"] and (env.value if env else key) in ("rows", "math") and folder is not None
             is_argument = True  # a text of the form `file.py:name` need not be an import path
         case (*_, str()):
-            is_argument = False
+            is_table = is_argument = False
         case _:
             return node
-    places = [place / Path(reference["file"]).expanduser() for place in (folder, Path.cwd()) if place is not None]
+    if not (reference or is_table):
+        return node
+    places = [place / Path(file).expanduser() for place in (folder, Path.cwd()) if place is not None]
     for path in places:
         if path.is_file():
-            return Node(f"{path.resolve()}:{reference['name']}", node.origin, node.template)
+            return Node(f"{path.resolve()}{name}", node.origin, node.template)
     if is_argument:
-        return node
-    missing = missing_file(node.template or reference["file"], places, hidden=node.template is not None)
+        return Node(str(places[0].resolve()), node.origin, node.template) if is_table else node
+    missing = missing_file(node.template or file, places, hidden=node.template is not None)
     raise ConfigError(f"{node.origin}: {dotted(keys)}: {missing}")

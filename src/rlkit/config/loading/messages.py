@@ -6,16 +6,18 @@ variable.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlkit.config.loading.foreign_names import FOREIGN_NAMES, UNITS
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
-from rlkit.config.loading.outline import Shape, leaf_fields, locate
+from rlkit.config.loading.outline import Field, Shape, leaf_fields, locate, outline
 from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
 
@@ -28,6 +30,7 @@ TYPE_ERRORS = {
     "bool_type": "true or false",
     "string_type": "a string",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
     "model_attributes_type": "a mapping",
@@ -119,22 +122,38 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[
         owners = [key for key, choice in union.choices.items() if name in choice.fields] if union else []
         belongs = f", it belongs to {' and '.join(owners)}" if owners else ""
         return f"is not a field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
+    keys_inside = {path[len(keys)] for path in leaves if len(path) > len(keys)}
+    fields: Mapping[str, Field] = parent.fields if parent else {}
+    sections = [key for key in fields if keys_inside & set(fields[key].shape.fields)]
+    if near := did_you_mean(name, sections):
+        return f"unknown field.{near}"
     if (field := _find_foreign(leaves)) is not None and field != dotted(keys):
         unit = f" It counts {UNITS[field]}." if field in UNITS else ""
         return f"unknown field. Did you mean {field!r}?{unit}"
-    near = did_you_mean(name, parent.fields if parent else ())
-    if not near:
-        paths = {path[-1]: ".".join(path) for path in leaf_fields() if len(path) > 1}
-        if name in [".".join(path) for path in leaf_fields()]:
-            near = f" Write it as {name.replace('.', ': {')}: …{'}' * name.count('.')}"
-        elif name in paths:
-            near = f" Did you mean {paths[name]!r}?"
+    if name in map(".".join, leaf_fields()):
+        return f"unknown field. Write it as {name.replace('.', ': {')}: …{'}' * name.count('.')}"
+    places = _list_places()
+    near = "" if name in places else did_you_mean(name, fields)
+    if not near and (names := difflib.get_close_matches(name, places, n=1, cutoff=0.8)):
+        near = f" Did you mean {' or '.join(map(repr, places[names[0]][:2]))}?"
     return f"unknown field.{near}" if near or not parent else f"unknown field. Known: {', '.join(parent.fields)}"
+
+
+def _list_places() -> dict[str, list[str]]:
+    """Return the paths of the fields in sections by their names, and of those that only environments have."""
+    env = outline().fields["envs"].shape.entries
+    places = {path[-1]: [f"envs.<name>.{'.'.join(path)}"] for path in (leaf_fields(env) if env else ())}
+    own_places = defaultdict[str, list[str]](list)
+    for path in leaf_fields():
+        if len(path) > 1:
+            own_places[path[-1]].append(".".join(path))
+    return {**places, **own_places}
 
 
 def _find_foreign(leaves: Sequence[KeyPath]) -> str | None:
     """Return the field of the first path whose last part, or last two parts, are a name of another trainer."""
-    names = [name for path in leaves for name in (".".join(map(str, path[-2:])), str(path[-1]))]
+    paths = [".".join(map(str, path)).split(".") for path in leaves]  # a key may be dotted
+    names = [name for path in paths for name in (".".join(path[-2:]), path[-1])]
     return next((FOREIGN_NAMES[name] for name in names if name in FOREIGN_NAMES), None)
 
 

@@ -10,14 +10,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TypeGuard, cast
 
 from pydantic import BaseModel
 
 from rlkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.types import Json
 
 type Scalar = bool | int | float | str | None
 type KeyPath = tuple[str | int, ...]
@@ -58,22 +56,22 @@ def is_list(value: object) -> TypeGuard[list[Node]]:
     return isinstance(value, list)
 
 
-def from_python(value: object) -> Node:
-    """Convert plain Python values and pydantic models to nodes; unset fields of a model are omitted."""
+def from_python(value: object, *, place: str = "") -> Node:
+    """Convert plain Python values and pydantic models to nodes, below `place.`; omit unset fields of a model."""
     origin = Origin("python")
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value)
-        return Node({str(key): from_python(child) for key, child in entries.items()}, origin)
+        return Node({str(key): from_python(child, place=f"{place}{key}.") for key, child in entries.items()}, origin)
     if isinstance(value, list | tuple):
-        return Node([from_python(child) for child in cast("Sequence[object]", value)], origin)
+        return Node([from_python(child, place=place) for child in cast("Sequence[object]", value)], origin)
     if isinstance(value, Path):
         return Node(str(value), origin)
     if value is None or isinstance(value, bool | int | float | str):
         return Node(value, origin)
     raise ConfigError(
-        f"a setting has the type {type(value).__name__}: use null, booleans, numbers, strings, lists or mappings"
+        f"{place[:-1]}: {type(value).__name__} is no setting: use null, booleans, numbers, strings, lists or mappings"
     )
 
 

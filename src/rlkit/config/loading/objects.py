@@ -6,7 +6,6 @@ file is loaded once, as a module that pickle can import.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -22,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.json_values import describe_type
+from rlkit._util.paths import shorten_path
 from rlkit.algorithms.estimator import Estimator, NoAdvantage, UnitAdvantage
 from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
@@ -234,17 +234,14 @@ def loaded_files() -> Sequence[Path]:
 
 
 def missing_file(name: str, places: Sequence[Path], *, hidden: bool = False) -> str:
-    """Return a message that a file is in none of `places`, with a similar name unless the path is `hidden`."""
+    """Return a message that a file is in none of `places`, with a similar name; only that if the path is `hidden`."""
     message = f"there is no file {name!r}"
     if hidden:
         return message
-    for place in places:
-        names = [entry.name for entry in place.parent.glob("*.py")] if place.parent.is_dir() else []
-        near = difflib.get_close_matches(place.name, names, n=1)
-        if near:
-            return f"{message}. Did you mean {str(Path(name).with_name(near[0]))!r}?"
-    folders = dict.fromkeys(_short(place.parent) for place in places)
-    return f"{message} (looked in {' and '.join(folders)})"
+    message += f" in {' or '.join(dict.fromkeys(str(place.parent.resolve()) for place in places))}"
+    files = [file.name for place in places for file in place.parent.glob(f"*{place.suffix}")]
+    near = did_you_mean(name, [str(Path(name).parent / file) for file in files])
+    return f"{message}.{near}" if near else message
 
 
 def _load_module(name: str, *, field: str) -> ModuleType:
@@ -301,11 +298,11 @@ def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ())
             raise missing_extra(error.name) from error
         place = ""
         if isinstance(error, SyntaxError) and error.filename:
-            place = f"{_short(Path(error.filename))}:{error.lineno}: "
+            place = f"{shorten_path(Path(error.filename))}:{error.lineno}: "
         elif source is not None:
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if Path(frame.filename) == source]
-            place = f"{_short(source)}:{lines[-1]}: " if lines else f"{_short(source)}: "
+            place = f"{shorten_path(source)}:{lines[-1]}: " if lines else f"{shorten_path(source)}: "
         message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
         problem = f"{place}{type(error).__name__}: {redact(message, hidden=hidden)}"
         raise ConfigError(f"{field}: {problem} (--debug shows the whole traceback)") from error
@@ -317,11 +314,3 @@ def _source_file(value: object) -> Path | None:
     except TypeError:
         return None
     return None if file is None else Path(file)
-
-
-def _short(path: Path) -> str:
-    """Return the path, relative to the working directory if it is inside."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

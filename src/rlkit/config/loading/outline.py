@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
 from rlkit.algorithms.schedules import SCHEDULES
 from rlkit.config.loading.nodes import KeyPath, Node, is_mapping
 from rlkit.config.schema import Config
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.types import Json
 
 type Schema = Mapping[str, Json]
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 from rlkit.config.loading.environment_variables import escape
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, plain, rewrite
 from rlkit.config.loading.secrets import REDACTED, is_secret, key_of
 from rlkit.config.loading.yaml_text import parse, read_file, scalar
 from rlkit.config.schema import Config
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.errors import ConfigError
+from rlkit.types import Json
 
 DEFAULT = "default"
 
@@ -65,6 +65,16 @@ class ResolvedConfig:
         nodes = {path: find(root, path) for path, _ in leaves(tree)}
         origins = {dotted(path): DEFAULT if node is None else str(node.origin) for path, node in nodes.items()}
         return cls(config, tree, origins)
+
+    @contextmanager
+    def locate_errors(self) -> Generator[None]:
+        """Begin the message of a ConfigError about a value with the origin of the value."""
+        try:
+            yield
+        except ConfigError as error:
+            if (origin := self.origins.get(str(error).partition(": ")[0], DEFAULT)) != DEFAULT:
+                error.args = (f"{origin}: {error}",)
+            raise
 
 
 def leaves(value: Json, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Json]]:

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from rlkit._util.redaction import SHORTEST_SECRET_CHARS, is_secret_name
 from rlkit._util.redaction import redact as redact_variables
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, from_python, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlkit.types import Json
+from rlkit.types import Json
 
 REDACTED = "[redacted]"
 

@@ -20,7 +20,7 @@ CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 def load_target(
     name: str, arguments: Sequence[str] = (), *, seed: int = 0, warn: Callable[[str], None] = lambda message: None
 ) -> dict[str, TaskSource | Sequence[Env]]:
-    """Return the environments of a target.
+    """Return the environments of a target; those of `eval.envs` have this prefix.
 
     Args:
         name: built-in environment, `file.py:Name`, or configuration file.
@@ -37,9 +37,15 @@ def load_target(
     for env, spec in cast("dict[str, dict[str, dict[str, Json]]]", resolved.tree["envs"]).items():
         for warning in secret_warnings(spec["args"], field=f"envs.{env}.args" if is_file else "--args"):
             warn(warning)
-    config, played = resolved.config, resolved.config.reinforced_envs
+    config = resolved.config
+    sections = {"envs": config.reinforced_envs, "eval.envs": config.eval.envs}
+    played = {f"{section}.{env}": (env, spec) for section, specs in sections.items() for env, spec in specs.items()}
     if not played:
         raise UsageError(f"{name}: conversations play nothing to look at; try them by rlkit train FILE --dry-run")
     if not is_file:
         return {name: load_envs(name, config.envs["target"], field="target", seed=seed)}
-    return {env: load_envs(env, spec, field=f"envs.{env}", seed=config.seed) for env, spec in played.items()}
+    with resolved.locate_errors():
+        return {
+            field.removeprefix("envs."): load_envs(env, spec, field=field, seed=config.seed)
+            for field, (env, spec) in played.items()
+        }

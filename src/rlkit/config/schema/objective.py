@@ -59,8 +59,10 @@ def _section(value: object) -> object:
     return expand_name(value) if isinstance(value, str) else value
 
 
-_ADVANTAGES = SectionTable(ChainMap[str, type[Estimator]]({"custom": CustomAdvantage}, ESTIMATORS))
-_LOSSES = SectionTable(ChainMap[str, type[Loss]]({"custom": CustomLoss}, LOSSES))
+_FORMS = "a name such as {}, a mapping with a name, or a function (in a file: file.py:name)"
+_ESTIMATORS = ChainMap[str, type[Estimator]]({"custom": CustomAdvantage}, ESTIMATORS)
+_ADVANTAGES = SectionTable(_ESTIMATORS, forms=_FORMS.format("grpo"))
+_LOSSES = SectionTable(ChainMap[str, type[Loss]]({"custom": CustomLoss}, LOSSES), forms=_FORMS.format("ppo"))
 type _Choice = Annotated[Estimator, _ADVANTAGES]
 type AdvantageConfig = Annotated[_Choice, BeforeValidator(_section, json_schema_input_type=str | _Choice)]
 type _LossChoice = Annotated[Loss, _LOSSES, BeforeValidator(_check_supported)]
