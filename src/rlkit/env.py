@@ -35,7 +35,7 @@ class Env(Protocol):
         content (str): text of the task; training skips tasks with the content of an evaluated task.
         render (method): returns the HTML of an `Episode` that `rlkit view` shows, or None.
         gold (str): a reply that deserves the full reward.
-        max_reward (float): the full reward, if it is not 1.
+        max_reward (float): the full reward, if it is not 1; `math.inf` if there is none.
         stochastic (bool): chance is part of the task.
     """
 
@@ -227,7 +227,7 @@ class ToolEnv[State](_ConversationEnv[State]):
 
     @abstractmethod
     async def grade(self, state: State, reply: Reply | None) -> Outcome | float:
-        """Return the reward of the episode, given the last reply (None if there was none)."""
+        """Return the reward of the episode, given the last reply; None if a limit ended it before any reply."""
 
     async def rollout(self, policy: Policy) -> Outcome:
         """Alternate replies and tool results, then grade."""

@@ -40,6 +40,12 @@ def test_a_function_that_is_none_is_a_mistake() -> None:
         rlkit.CallableEnv(3)  # type: ignore[arg-type]
 
 
+def test_a_function_that_is_no_coroutine_function_says_so() -> None:
+    with pytest.raises(TypeError, match=r"returned 1\.0: define it with `async def`"):
+        asyncio.run(rlkit.CallableEnv(lambda _: 1.0).rollout(ScriptedPolicy(["x"])))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.slow
 def test_the_client_is_imported_beside_the_event_loop() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "0.5\n"), done.stdout + done.stderr

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -133,8 +134,8 @@ def test_a_signal_is_an_exit_code(sandbox: bool) -> None:
     ("script", "ending"),
     [
         ("echo broken >&2; exit 3", "exit code 3.: broken"),
-        ("kill -9 $$", "exit code 137.: no stderr"),
-        ("echo fine", "exit code 0.: no stderr"),
+        pytest.param("kill -9 $$", "exit code 137.: no stderr", marks=pytest.mark.slow),
+        pytest.param("echo fine", "exit code 0.: no stderr", marks=pytest.mark.slow),
         ("echo late >&2; sleep 99", "time limit.: late"),
     ],
 )
@@ -166,6 +167,39 @@ def test_a_program_without_a_sandbox_gets_no_keys_of_the_run(monkeypatch: pytest
     argv, files = ["sh", "-c", "python3 ask.py; env"], {"ask.py": ASK}
     env = rlkit.ProcessEnv(argv=argv, grade=grade, files=files, variables={"WORD": "a b"}, sandbox=False)
     assert play(env).reward == 1.0
+
+
+def test_deep_folders_of_a_program_are_removed(sandbox: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    program = ASK + "\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.mkdir(b'\\xff -rf', 0)"
+    assert play(make_env("python3", "-c", program, sandbox=sandbox, grade=lambda result: 1.0)).reward == 1.0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("replacement", ["", "; touch $OLDPWD", "; ln -s /no-such-folder $OLDPWD"])
+def test_a_folder_that_its_program_removes_is_graded_as_an_empty_one(sandbox: bool, replacement: str) -> None:
+    def grade(result: rlkit.ProcessResult) -> float:
+        return float(list(result.folder.iterdir()) == [])
+
+    script = f"python3 ask.py; cd /; rm -r $OLDPWD{replacement}"
+    assert play(make_env("sh", "-c", script, sandbox=sandbox, grade=grade)).reward == 1.0
+
+
+def test_a_program_whose_processes_change_its_files_to_the_end_is_graded(sandbox: bool) -> None:
+    program = """
+open("answer.txt", "w").write("seen")
+for number in range(1000):  # copied first
+    os.mkdir(f"a{number}")
+os.mkdir("z0")
+if os.fork():
+    os._exit(0)
+os.closerange(0, 3)
+number = 0
+while True:
+    os.rename(f"z{number}", f"z{number + 1}")
+    number += 1
+"""
+    assert play(make_env("python3", "-c", ASK + program, sandbox=sandbox)).reward == 1.0
 
 
 def test_a_program_in_a_sandbox_has_no_network_but_its_endpoint(can_sandbox: None) -> None:
@@ -238,6 +272,7 @@ def grade_bytes(result: rlkit.ProcessResult) -> float:
     return sum((result.folder / "answer.txt").read_bytes()) % 5 / 4
 
 
+@pytest.mark.slow
 def test_each_token_that_a_program_got_is_trained_once(
     can_sandbox: None, byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

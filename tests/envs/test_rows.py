@@ -47,6 +47,13 @@ def test_a_reply_equal_to_the_answer_is_rewarded() -> None:
     assert (first.grade(reply(" sun\n")), first.grade(reply("moon")), first.gold) == (1.0, 0.0, "sun")
 
 
+def test_a_column_of_gold_replies_is_for_a_grader() -> None:
+    first, *_ = tasks(prompt="question", answer="answer", gold="answer", grader="grade.py:length")
+    assert first.gold == "sun"
+    with pytest.raises(rlkit.UsageError, match="gold: it has no effect without grader"):
+        tasks(prompt="question", answer="answer", gold="answer")
+
+
 def test_a_template_fills_in_columns_and_chat_is_optional() -> None:
     (task,) = tasks(prompt="{question}, {{it}} begins with {hint}:", answer="answer", chat=False, start=1, stop=2)
     assert task.prompt() == "Spell tree, {it} begins with t:"
@@ -81,7 +88,7 @@ def test_messages_are_passed_as_they_are() -> None:
         ({}, "answer: set it to the column of the answer, or set grader"),
         (
             {"answer": "answer"},
-            "prompt: 'prompt' is no column of data.jsonl, row 0 (write a brace",
+            "prompt: row 0 (from 0) of data.jsonl has no column 'prompt'.",
         ),
         (
             {"prompt": "{questoin}", "answer": "answer"},
@@ -89,25 +96,35 @@ def test_messages_are_passed_as_they_are() -> None:
         ),
         (
             {"prompt": "question", "answer": "anwser"},
-            "answer: 'anwser' is no column of data.jsonl, row 0. Did you mean 'answer'?",
+            "answer: row 0 (from 0) of data.jsonl has no column 'anwser'. Did you mean 'answer'?",
         ),
         ({"prompt": "question", "answer": "answer", "start": 3}, "path: data.jsonl has no row from 3 on"),
-        ({"prompt": "question", "answer": "answer", "path": "no.jsonl"}, "path: there is no file 'no.jsonl'"),
+        ({"prompt": "question", "answer": "answer", "path": "date.jsonl"}, "Did you mean 'data.jsonl'?"),
         ({"prompt": "question", "answer": "answer", "system": "a", "chat": False}, "system: it has no effect"),
         ({"path": "odd.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
         ({"path": "role.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
-        ({"path": "null.jsonl", "answer": "answer"}, "answer: 'answer' is empty in null.jsonl, row 0: fill it in"),
+        (
+            {"path": "null.jsonl", "answer": "answer"},
+            "answer: row 0 (from 0) of null.jsonl has an empty 'answer': fill it in",
+        ),
         (
             {"prompt": "{a}", "path": "odd.jsonl", "answer": "prompt"},
-            "'a' of odd.jsonl, row 0 is neither a text",
+            "'a' of row 0 (from 0) of odd.jsonl is neither a text",
         ),
         ({"prompt": "question", "answer": "answer", "stop": 10**30}, "expected at most"),
+        (
+            {"path": "table.csv", "prompt": "q", "answer": "answer"},
+            "prompt: row 0 (from 0) of table.csv has no column 'q'",
+        ),
+        ({"path": "empty.CSV", "answer": "answer"}, "path: empty.CSV has no row from 0 on, besides its header"),
     ],
 )
 def test_a_mistake_is_one_line(args: dict[str, Any], line: str) -> None:
     Path("odd.jsonl").write_text('{"prompt": [1], "answer": 2, "a": {"b": 1}}\n')
     Path("role.jsonl").write_text('{"prompt": [{"role": "alien", "content": "a"}], "answer": 2}\n')
     Path("null.jsonl").write_text('{"prompt": "a", "answer": null}\n')
+    Path("table.csv").write_text("question,answer\na,b\n")
+    Path("empty.CSV").write_text("prompt,answer\n")
     with pytest.raises(rlkit.RlkitError, match=re.escape(line)) as caught:
         tasks(**args)
     assert "\n" not in str(caught.value)

@@ -20,6 +20,7 @@ from rlkit.redteam.task_attacks import TASK_CHEATS, attack_tasks
 from rlkit.redteam.task_cheat import TaskCheat
 from tests.envs.harbor.conftest import write_task
 from tests.envs.harbor.environments import WithoutView
+from tests.marks import split_slow
 
 pytestmark = [
     pytest.mark.usefixtures("can_sandbox", "cache"),
@@ -52,7 +53,7 @@ def attack(
     return threads.run(attack_tasks(tasks, environment=make_environment(place), jobs=3, cheats=chosen))
 
 
-@pytest.mark.parametrize("task_id", QUICK)
+@pytest.mark.parametrize("task_id", split_slow(QUICK, lambda task_id: task_id in list(QUICK)[::2]))
 def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> None:
     report = attack(EXAMPLES, *QUICK[task_id], task_ids=task_id)
     assert report.skipped_tasks == {}

@@ -14,7 +14,7 @@ from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import END
-from rlkit.types import Message, Sampling, Tool, Turn
+from rlkit.types import Json, Message, Sampling, Tool, Turn
 from tests.builders import episode
 
 OPENING: list[Message] = [{"role": "user", "content": "Begin."}]
@@ -125,6 +125,54 @@ def test_changed_conversation_starts_a_new_segment(change: str) -> None:
     asyncio.run(play())
     assert [turn.parent for turn in policy.turns] == [None, None]
     assert ("uno" in policy.prompts[1]) == (change in ("text", "in place"))
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1, "b": 0}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parent"),
+    [({"b": 0, "a": 1}, 0), ({"a": True, "b": 0}, None), ({"a": 1, "b": False}, None), ({"a": 1.0, "b": 0}, 0)],
+)
+def test_a_changed_type_of_an_argument_starts_a_new_segment(arguments: dict[str, Json], parent: int | None) -> None:
+    policy = ScriptedPolicy([CALL, "end"])
+
+    async def play() -> None:
+        message = (await policy.chat(OPENING)).message
+        (call,) = message.get("tool_calls", [])
+        changed: Message = {**message, "tool_calls": [{**call, "arguments": arguments}]}
+        await policy.chat([*OPENING, changed, MORE])
+
+    asyncio.run(play())
+    assert [turn.parent for turn in policy.turns] == [None, parent]
+
+
+def test_a_changed_type_in_an_earlier_call_forks_before_it() -> None:
+    policy = ScriptedPolicy(["one", CALL, "three", "four"])
+
+    async def play() -> None:
+        messages = [*OPENING, (await policy.chat(OPENING)).message, MORE]
+        message = (await policy.chat(messages)).message
+        (call,) = message.get("tool_calls", [])
+        messages += [message, MORE]
+        messages += [(await policy.chat(messages)).message, MORE]
+        messages[len(OPENING) + 2] = {**message, "tool_calls": [{**call, "arguments": {"a": True}}]}
+        await policy.chat(messages)
+
+    asyncio.run(play())
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1, 0]
+
+
+def test_a_changed_type_in_the_schema_of_a_tool_starts_a_new_segment() -> None:
+    policy = ScriptedPolicy(["one", "two"])
+    first, second = (Tool(name="f", description="", parameters={"minimum": number}) for number in (1, True))
+
+    async def play() -> None:
+        message = (await policy.chat(OPENING, tools=[first])).message
+        await policy.chat([*OPENING, message, MORE], tools=[second])
+
+    asyncio.run(play())
+    assert [turn.parent for turn in policy.turns] == [None, None]
 
 
 def test_concurrent_conversations_extend_their_own_tokens() -> None:

@@ -234,6 +234,26 @@ def test_a_planted_file_is_replaced_by_the_copied_file(playing: Playing, tmp_pat
     playing(play)
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "echo 0:x:0:none::/:/bin/sh > /etc/passwd",
+        "rm /etc/passwd; mkdir /etc/passwd",
+        "rm /etc/passwd /etc/group; mkfifo /etc/passwd /etc/group",
+    ],
+)
+def test_changed_tables_of_users_do_not_stop_copies(playing: Playing, attack: str, tmp_path: Path) -> None:
+    async def play(sandbox: Sandbox) -> None:
+        assert (await sandbox.run(f"mkdir /out; echo done > /out/result; {attack}")).exit_code == 0
+        async with asyncio.timeout(HANG_S):
+            await sandbox.put(Path(__file__), "/out/test.py")
+            await sandbox.get("/out", tmp_path, folder=True)
+        assert (tmp_path / "result").read_text() == "done\n"
+        assert (tmp_path / "test.py").exists()
+
+    playing(play)
+
+
 def test_odd_names_and_deep_folders_can_be_removed(playing: Playing) -> None:
     deep = (
         "import os\nfor _ in range(3000):\n os.mkdir('d'*200); os.chdir('d'*200)\n"

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.sandbox import Bind, CommandTimeout, Limits, Sandbox, Spec
-from rlkit.sandbox.files import TransferTooLarge
+from rlkit.sandbox.files import SourceMissing, TransferTooLarge, unpack
 from rlkit.sandbox.spec import Layers
+from tests.limits import HANG_S
 
 from .conftest import left, spec
 
@@ -147,12 +150,28 @@ def test_files_go_in_and_come_out(playing: Playing, tmp_path: Path) -> None:
     assert (tmp_path / "one/file").read_text() == "echo ran"
 
 
+def test_a_copy_reads_its_archive_to_the_end(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        for number in range(19):  # the first of the two empty blocks at the end is then the last of a record
+            member = tarfile.TarInfo(str(number))
+            member.type = tarfile.DIRTYPE
+            archive.addfile(member)
+    stream.seek(0)
+    unpack(stream, tmp_path, single=False, max_bytes=0)
+    assert stream.read() == b""
+    assert len(list(tmp_path.iterdir())) == 19
+
+
 def test_a_missing_file_cannot_be_copied(playing: Playing, tmp_path: Path) -> None:
     async def play(sandbox: Sandbox) -> None:
         with pytest.raises(UsageError, match="nowhere"):
             await sandbox.put(tmp_path / "nowhere", "/x")
-        with pytest.raises(EnvironmentFault, match="/nowhere"):
+        with pytest.raises(SourceMissing, match="/nowhere does not exist"):
             await sandbox.get("/nowhere", tmp_path / "x", folder=True)
+        with pytest.raises(EnvironmentFault, match="/etc is a folder") as fault:
+            await sandbox.get("/etc", tmp_path / "x", folder=False)
+        assert not isinstance(fault.value, SourceMissing)
         with pytest.raises(UsageError, match="absolute"):
             await sandbox.get("relative", tmp_path / "x", folder=False)
 
@@ -269,3 +288,17 @@ def test_a_start_cancelled_at_any_moment_leaves_nothing(cache: Path, can_sandbox
 
     asyncio.run(main())
     assert left(cache) == []
+
+
+def test_all_processes_are_killed_even_at_the_limit_on_processes(playing: Playing) -> None:
+    async def play(sandbox: Sandbox) -> None:
+        await sandbox.run("for _ in $(seq 40); do setsid -f sleep 307; done", timeout_s=HANG_S)
+        waiting = asyncio.create_task(sandbox.run("sleep 307"))
+        await asyncio.sleep(0.1)
+        await sandbox.kill_processes()
+        assert (await waiting).exit_code in {126, 137}  # at the limit, it does not start
+        assert (
+            len((await sandbox.run("echo /proc/[0-9]*/stat")).stdout.split()) == 2
+        )  # the first process, and the shell
+
+    playing(play, limits=Limits(processes=16))

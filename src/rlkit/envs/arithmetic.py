@@ -119,20 +119,16 @@ def arithmetic(
 def _draw_pairs(
     operator: Operator, low: int, width: int, *, count: int, split: Split, seed: int
 ) -> Iterator[tuple[Operator, int, int]]:
-    """Return distinct pairs of numbers of a split, with their operator."""
-    pairs = dict.fromkeys((low + left, low + right) for left, right in _draw_index_pairs(width, count, seed))
-    return ((operator, *pair) for pair in pairs if split in ("all", _assign_split(operator, *pair)))
-
-
-def _draw_index_pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Yield all pairs below `base` in random order, or enough random ones if there are too many to list."""
+    """Yield distinct pairs of numbers of a split, with their operator: all, or enough if there are too many to list."""
     rng = np.random.default_rng(seed)
-    if base * base <= 100 * count:
-        indices: list[int] = rng.permutation(base * base).tolist()
+    if width * width <= 100 * count:
+        indices: list[int] = rng.permutation(width * width).tolist()
     else:
-        indices = rng.integers(base * base, size=10 * count).tolist()
-    for index in indices:
-        yield index // base, index % base
+        indices = rng.integers(width * width, size=10 * count).tolist()
+    for index in dict.fromkeys(indices):
+        pair = low + index // width, low + index % width
+        if split in ("all", _assign_split(operator, *pair)):
+            yield operator, *pair
 
 
 def _assign_split(operator: Operator, left: int, right: int) -> Split:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import isawaitable
 from typing import TYPE_CHECKING
 
 from rlkit._util.frames import iter_causes
@@ -67,7 +68,10 @@ class CallableEnv(Env):
             ) as client,
         ):
             try:
-                outcome = await self.function(client)
+                playing = self.function(client)
+                if not isawaitable(playing):
+                    raise TypeError(f"{self.function!r} returned {playing!r}: define it with `async def`")
+                outcome = await playing
             except Exception as error:
                 causes = iter_causes(error, suppressed=True)
                 if endpoint.limit is not None and any(isinstance(cause, openai.APIError) for cause in causes):

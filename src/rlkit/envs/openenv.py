@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError, WebsocketUrl
 from websockets.asyncio.client import ClientConnection, connect
@@ -54,6 +57,7 @@ class OpenEnvTask(Env):
     reset: Action
     max_turns: int
     answer_timeout_s: float
+    max_reward = float("inf")
 
     @property
     def task_id(self) -> str:
@@ -99,10 +103,11 @@ class OpenEnvTask(Env):
     def _read_action(self, text: str) -> Action:
         if isinstance(self.action, Mapping):
             return json.loads(json.dumps(self.action).replace("{reply}", json.dumps(text)[1:-1]))
-        try:
-            return json.JSONDecoder().raw_decode(text, text.index("{"))[0]
-        except (ValueError, RecursionError):
-            raise _InvalidActionError("the reply contains no valid action") from None
+        with suppress(RecursionError):  # ends the search: each further brace would be as deep
+            for brace in re.finditer("{", text):
+                with suppress(ValueError):
+                    return _DECODER.raw_decode(text, brace.start())[0]
+        raise _InvalidActionError("the reply contains no valid action")
 
     def _describe(self, result: _Result) -> str:
         observation = {name: value for name, value in result.observation.items() if name != "metadata"}
@@ -122,6 +127,21 @@ class OpenEnvTask(Env):
         raise error(f"{code or 'ProtocolError'}: {message or response.type}")
 
 
+def _read_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not finite")
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_float=_read_number, parse_constant=_refuse_constant)
+"""Decoder of actions: Python's own reads NaN and infinite numbers, which a server's JSON does not have."""
+
+
 def openenv(
     *,
     url: str,
@@ -139,8 +159,8 @@ def openenv(
     Args:
         url: address of the server, `ws://host:port` or `wss://host`.
         count: number of episodes; their seeds are `seed`, `seed + 1`, and so on.
-        action: rule for the action of a reply. `json`: the first JSON object in the reply. A mapping: this action, with
-            the reply in place of `{reply}`.
+        action: rule for the action of a reply. `json`: the first valid JSON object in the reply. A mapping: this
+            action, with the reply in place of `{reply}`.
         show: field of an observation that the model sees; by default, the whole observation as JSON.
         reset: further data for the server's `reset`.
         max_turns: limit of replies of an episode.

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import shutil
 import signal
 from asyncio.subprocess import DEVNULL
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -30,7 +29,9 @@ from rlkit.env import Env
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
 from rlkit.sandbox import Limits, Sandbox, Spec, image
+from rlkit.sandbox.files import SourceMissing
 from rlkit.sandbox.inside.job import CANNOT_START
+from rlkit.sandbox.sandbox_folders import remove_folder
 from rlkit.sandbox.streams import Stream
 from rlkit.types import Outcome
 
@@ -116,8 +117,8 @@ class ProcessEnv(Env):
             EnvironmentFault: the program could not be started, its model never answered it, or its sandbox failed.
         """
         turn_count = len(policy.turns)
-        with TemporaryDirectory(prefix="rlkit-", ignore_cleanup_errors=True) as name:
-            folder, stopwatch = Path(name), Stopwatch()
+        async with _make_temporary_folder() as folder:
+            stopwatch = Stopwatch()
             await in_thread(self._write_files, folder)
             with use_stopwatches({*current_stopwatches(), stopwatch}):
                 async with open_endpoint(policy) if self.sandbox else policy.endpoint() as endpoint:
@@ -163,8 +164,10 @@ class ProcessEnv(Env):
                 completed = await self._wait(running, stopwatch)
             if completed and completed.exit_code == CANNOT_START and completed.stderr != bytes(output["stderr"]):
                 raise EnvironmentFault(f"argv: {completed.stderr.decode(errors='replace').strip()}")
-            await in_thread(lambda: shutil.rmtree(folder))
-            await sandbox.get(SANDBOX_FOLDER, folder, folder=True, max_bytes=self.folder_bytes)
+            await in_thread(remove_folder, folder)
+            await sandbox.kill_processes()  # a background process could change files while they are copied
+            with suppress(SourceMissing):
+                await sandbox.get(SANDBOX_FOLDER, folder, folder=True, max_bytes=self.folder_bytes)
         finally:
             await sandbox.stop()
         stdout, stderr = (stream.decode(errors="replace") for stream in output.values())
@@ -193,6 +196,7 @@ class ProcessEnv(Env):
         finally:
             for stream in streams:
                 stream.close()
+        await in_thread(_restore_folder, folder)
         stdout, stderr = (stream.content.decode(errors="replace") for stream in streams)
         return ProcessResult(code if code is None or code >= 0 else 128 - code, stdout, stderr, folder)
 
@@ -205,3 +209,21 @@ class ProcessEnv(Env):
         finally:
             task.cancel()  # without effect on a finished one
             await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def _make_temporary_folder() -> AsyncGenerator[Path]:
+    """Make a folder for a program, and remove it at the end of the block with whatever the program wrote there."""
+    folder = Path(mkdtemp(prefix="rlkit-"))
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # a machine without free processes must not discard the reward
+            await asyncio.shield(in_thread(remove_folder, folder))
+
+
+def _restore_folder(folder: Path) -> None:
+    """Make an empty folder if the program has removed or replaced its own."""
+    if not folder.is_dir():
+        remove_folder(folder)
+        folder.mkdir()

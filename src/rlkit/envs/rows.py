@@ -43,11 +43,8 @@ class RowTask(SingleTurnEnv):
     # The answer, or the row if there is no column of answers.
     answer: object
     grader: Grader | None
-
-    @property
-    def gold(self) -> str | None:
-        """A reply that earns the full reward, if the task compares texts."""
-        return str(self.answer) if self.grader is None else None
+    # A reply that earns the full reward.
+    gold: str | None
 
     @property
     def content(self) -> str:
@@ -71,6 +68,7 @@ def rows(
     prompt: str = "prompt",
     answer: str | None = None,
     grader: Grader | None = None,
+    gold: str | None = None,
     system: str | None = None,
     chat: bool = True,
     start: Annotated[int, Field(ge=0, le=_ROWS_MAX)] = 0,
@@ -84,6 +82,7 @@ def rows(
         answer: column of the answer.
         grader: function of the reply's text and the answer (the row, without `answer`) that returns the reward. By
             default the reply must equal the answer.
+        gold: column of a reply that earns the full reward of the grader, for `rlkit check`.
         system: system prompt before a prompt that is a text.
         chat: false lets the model continue the prompt as plain text, without its chat template.
         start, stop: first row, and the row after the last one, from 0.
@@ -93,19 +92,28 @@ def rows(
     """
     if answer is None and grader is None:
         raise UsageError("answer: set it to the column of the answer, or set grader")
+    if gold is not None and grader is None:
+        raise UsageError("gold: it has no effect without grader, because the answer is the gold reply")
     if system is not None and not chat:
         raise UsageError("system: it has no effect without the chat template; leave out chat: false")
     prefix: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     tasks = list[RowTask]()
     for number, row in enumerate(islice(read_rows(path), start, stop), start):
-        question = _read_prompt(row, prompt, f"{path}, row {number}")
+        where = f"row {number} (from 0) of {path}"
+        question = _read_prompt(row, prompt, where)
         if chat and isinstance(question, str):
             user: Message = {"role": "user", "content": question}
             question = [*prefix, user]
-        expected = row if answer is None else _find_value(row, answer, "answer", f"{path}, row {number}")
-        tasks.append(RowTask(f"{path.stem}-{number}", question, expected, grader))
+        expected = row if answer is None else _find_value(row, answer, "answer", where)
+        gold_reply = None
+        if grader is None:
+            gold_reply = str(expected)
+        elif gold is not None:
+            gold_reply = str(_find_value(row, gold, "gold", where))
+        tasks.append(RowTask(f"{path.stem}-{number}", question, expected, grader, gold_reply))
     if not tasks:
-        raise UsageError(f"path: {path} has no row from {start} on{f' and before {stop}' if stop else ''}")
+        end = f" and before {stop}" if stop else ""
+        raise UsageError(f"path: {path} has no row from {start} on{end}, besides its header if it has one")
     return tasks
 
 
@@ -124,18 +132,18 @@ def _fill(match: re.Match[str], row: Row, where: str) -> str:
     """Return the value of a column of a template; `{{` and `}}` are braces."""
     if match[1] is None:
         return match[0][0]
-    value = _find_value(row, match[1], "prompt", where)
+    value = _find_value(row, match[1], "prompt", where, hint=" (write a brace as {{ or }})")
     if not isinstance(value, str | int | float):
         raise UsageError(f"prompt: {match[1]!r} of {where} is neither a text nor a number")
     return str(value)
 
 
-def _find_value(row: Row, column: str, argument: str, where: str) -> object:
+def _find_value(row: Row, column: str, argument: str, where: str, *, hint: str = "") -> object:
     value = row.get(column)
+    if value is None and column in row:
+        raise UsageError(f"{argument}: {where} has an empty {column!r}: fill it in, or remove the row")
     if value is None:
         columns = [str(name) for name in row]
-        problem = f"is empty in {where}: fill it in, or remove the row" if column in row else f"is no column of {where}"
-        near = "" if column in row else did_you_mean(column, columns) or f" Columns: {', '.join(columns)}"
-        braces = " (write a brace as {{ or }})" if argument == "prompt" and column not in row else ""
-        raise UsageError(f"{argument}: {column!r} {problem}{braces}.{near}")
+        near = did_you_mean(column, columns) or f" Columns: {', '.join(columns)}"
+        raise UsageError(f"{argument}: {where} has no column {column!r}{hint}.{near}")
     return value

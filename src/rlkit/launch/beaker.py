@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlkit.errors import MissingError, RlkitError, RunFailed, ServiceError, missing_extra
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     from beaker import Beaker
     from beaker.types import BeakerWorkload
-
-    from rlkit.types import Json
 
 _POLL_S = 5.0
 

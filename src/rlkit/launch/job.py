@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from rlkit.config.loading.secrets import clean, is_secret
 from rlkit.errors import UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from rlkit.launch.git_commit import GitCommit
-    from rlkit.types import Json
+from rlkit.launch.git_commit import GitCommit
+from rlkit.types import Json
 
 type Priority = Literal["low", "normal", "high", "urgent", "immediate"]
 type MountKind = Literal["weka", "dataset", "host", "result", "volume", "secret"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import cast
 
 import numpy as np
 
@@ -61,17 +62,18 @@ class Segments:
 
     def find(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Segment | None:
         """Return the newest segment whose conversation these messages continue."""
-        for segment in reversed(self._segments):
+        segments = [segment for segment in self._segments if _is_same(list(tools), segment.tools)]
+        for segment in reversed(segments):
             old, count = segment.messages, len(segment.messages)
-            if 0 < count < len(messages) and list(messages[:count]) == old and list(tools) == segment.tools:
+            if 0 < count < len(messages) and _is_same(list(messages[:count]), old):
                 return segment
-        forks = [self._fork(segment, messages) for segment in self._segments if list(tools) == segment.tools]
+        forks = [self._fork(segment, messages) for segment in segments]
         return max(filter(None, forks), key=lambda fork: len(fork.messages), default=None)
 
     def _fork(self, segment: Segment, messages: Sequence[Message]) -> Segment | None:
         """Return the segment up to the last reply that these messages contain; None if they contain none."""
         pairs = zip(messages[:-1], segment.messages, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        shared = sum(1 for _ in takewhile(lambda pair: _is_same(*pair), pairs))
         replies = tuple(reply for reply in segment.replies if reply[1] <= shared)
         if not replies:
             return None
@@ -94,3 +96,16 @@ class Segments:
         tokens = Prompt(np.concatenate([prompt.tokens, turn.completion]), prompt.images)
         self._segments.append(Segment(len(self.turns) - 1, turn, tokens))
         return self._segments[-1]
+
+
+def _is_same(first: object, second: object) -> bool:
+    """Compare values of JSON: `true` and 1, which are equal in Python, differ; 1 and 1.0 are one number."""
+    if isinstance(first, bool) is not isinstance(second, bool):
+        return False
+    if isinstance(first, dict) and isinstance(second, dict):
+        old, new = cast("dict[str, object]", first), cast("dict[str, object]", second)
+        return old.keys() == new.keys() and all(_is_same(value, new[key]) for key, value in old.items())
+    if isinstance(first, list) and isinstance(second, list):
+        values, others = cast("list[object]", first), cast("list[object]", second)
+        return len(values) == len(others) and all(map(_is_same, values, others))
+    return first == second

@@ -138,7 +138,8 @@ class Commands:
 
         Raises:
             TransferTooLarge: the content is larger than `max_bytes`.
-            EnvironmentFault: the source is missing, is a folder (or is not, with `folder`), or the sandbox has ended.
+            SourceMissing: there is no such file or folder.
+            EnvironmentFault: the source is of another kind, or the sandbox has ended.
         """
         request: dict[str, Json] = {"get": _require_absolute(source), "single": not folder}
         reader, writer = os.pipe()
@@ -177,7 +178,8 @@ class Commands:
             raise error
         failure = str(message.get("failed") or error or "") if message else "the sandbox ended"
         if failure or message.get("exit") != 0:
-            raise EnvironmentFault(f"{problem}: {failure or 'its helper process was killed'}")
+            fault = files.SourceMissing if message.get("missing") else EnvironmentFault
+            raise fault(f"{problem}: {failure or 'its helper process was killed'}")
 
     async def _request_view(self, request: dict[str, Json]) -> None:
         with self._send_request(request) as status:

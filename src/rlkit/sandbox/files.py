@@ -30,6 +30,10 @@ class TransferTooLarge(EnvironmentFault):
     """A copy out of a sandbox exceeded its limit."""
 
 
+class SourceMissing(EnvironmentFault):
+    """A copy out of a sandbox has no source."""
+
+
 def pack_entries(entries: list[Entry], stream: BinaryIO) -> None:
     """Write the entries of a COPY as a tar stream."""
     with job.open_archive(stream) as archive:
@@ -66,6 +70,8 @@ def unpack(stream: BinaryIO, target: Path, *, single: bool, max_bytes: int) -> N
                         _write(top, name, content, member.mode)
                 elif member.issym() and _stays_inside(name, member.linkname):
                     links.append((name, member.linkname))
+        while stream.read(_CHUNK_BYTES):  # the end of the archive is padded; its writer must not meet a closed pipe
+            continue
         for name, link_target in links:
             # A folder of that name stays.
             with suppress(IsADirectoryError, FileExistsError), _open_parent(top, name) as folder:

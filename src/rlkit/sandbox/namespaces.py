@@ -145,6 +145,21 @@ class Sandbox(Commands):
         finally:
             await forwarder.close()
 
+    async def kill_processes(self) -> None:
+        """Kill all processes of the sandbox and of its views; commands still work afterwards.
+
+        Raises:
+            EnvironmentFault: a process did not end, or the sandbox has ended.
+        """
+        with self._send_request({"kill_all": True}) as status:
+            try:
+                async with asyncio.timeout(_END_LIMIT_S):
+                    message = await receive_message(status)
+            except TimeoutError:
+                raise EnvironmentFault(f"processes of a sandbox did not end within {_END_LIMIT_S:g} s") from None
+        if not message:
+            raise EnvironmentFault("a sandbox ended while its processes were killed")
+
     async def stop(self, *, keep: Path | None = None) -> None:
         """End all processes of the sandbox, and remove it; may be called more than once.
 

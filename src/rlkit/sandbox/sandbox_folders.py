@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
@@ -133,13 +134,14 @@ def _remove(path: Path, processes: Iterable[Process], groups: tuple[Path, ...]) 
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder written by a sandbox, of any depth and with any permissions.
+    """Remove a folder written by untrusted code, of any depth and with any permissions.
 
     Uses the system's `rm`: Python's `rmtree` fails beyond its recursion limit.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and not path.is_symlink():  # chmod would follow the link
         subprocess.run(["chmod", "-R", "u+rwx", "--", str(path)], capture_output=True, check=False)
-    subprocess.run(["rm", "-rf", "--one-file-system", "--", str(path)], capture_output=True, check=False)
+    options = ["-rf", "--one-file-system"] if sys.platform == "linux" else ["-rf"]  # an option of GNU
+    subprocess.run(["rm", *options, "--", str(path)], capture_output=True, check=False)
 
 
 class _Record(TypedDict, total=False):

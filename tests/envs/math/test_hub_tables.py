@@ -105,6 +105,7 @@ def test_a_dataset_without_a_pinned_commit_is_read_at_the_runs_first_commit(tmp_
     assert commits[2:] == [(["1"], {OLMO: NEW}), (["2"], {OLMO: NEW}), (["1"], None)]
 
 
+@pytest.mark.slow
 def test_a_pinned_commit_is_read_and_a_missing_one_is_named(tmp_path: Path) -> None:
     known_commit = DATASETS["polaris"].splits["train"][0].revision
     assert known_commit is not None

@@ -189,6 +189,36 @@ def test_replies_without_an_action_are_no_failure_of_the_server() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ('I think {maybe}: {"guess": 3} or {"guess": 4}', {"guess": 3}),
+        ('{"guess": NaN} {"guess": -Infinity} {"guess": 1e999} {"guess": 2.5}', {"guess": 2.5}),
+        ('{"guess": NaN}', None),
+        ('{"guess": 1e999}', None),
+        ('{"a": ' * 100_000, None),
+    ],
+)
+def test_an_action_is_the_first_valid_object_of_a_reply(reply: str, action: object) -> None:
+    received = list[object]()
+
+    async def talk(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(json.dumps(OPENING))
+        async for request in connection:
+            received.append(json.loads(request)["data"])
+            await connection.send(answer(reward=0.0))
+
+    async def main() -> Outcome:
+        async with serve(talk, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            (task,) = openenv(url=f"ws://127.0.0.1:{port}", count=1, max_turns=1)
+            return await task.rollout(ScriptedPolicy([reply]))
+
+    assert asyncio.run(main()).metrics == {"invalid_actions": float(action is None)}
+    assert received == ([] if action is None else [action])
+
+
+@pytest.mark.parametrize(
     ("url", "reason"),
     [("http://x", "scheme should be 'ws' or 'wss'"), ("ws://", "empty host"), ("ws://x:99999", "invalid port number")],
 )

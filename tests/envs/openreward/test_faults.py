@@ -25,6 +25,7 @@ from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
 from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served
 from tests.faulty_proxy import FaultyProxy
+from tests.marks import split_slow
 
 QUICK = TimeLimits(start_s=3.0, call_s=3.0, request_s=1.5)
 """Short, as requests that hang wait for them, and long enough for a busy machine to answer the others."""
@@ -139,7 +140,9 @@ def test_a_call_that_the_server_has_no_time_for_is_made_again(worlds: Served) ->
     assert outcome.reward == 4
 
 
-@pytest.mark.parametrize("kind", ["reply", "cut", "hang", "429", "503"])
+@pytest.mark.parametrize(
+    "kind", split_slow(["reply", "cut", "hang", "429", "503"], lambda kind: kind in ("cut", "503"))
+)
 def test_a_session_that_fails_to_open_is_replaced_and_deleted(worlds: Served, kind: str) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     task = through(task, "")

@@ -28,6 +28,7 @@ from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Sampling
 from tests.envs.openreward.worlds import call
+from tests.marks import split_slow
 
 GO = call("go")
 
@@ -129,21 +130,24 @@ def test_a_server_that_keeps_to_the_standard_is_played(liar: Liar) -> None:
 
 @pytest.mark.parametrize(
     ("output", "error"),
-    [
-        (output(reward="1"), "lies: go gave the reward '1'; rewards must be finite numbers"),
-        (output(reward=float("nan")), "lies: go gave the reward nan; rewards must be finite numbers"),
-        (output(reward=float("-inf")), "lies: go gave the reward -inf; rewards must be finite numbers"),
-        (output(reward=10**400), "rewards must be finite numbers"),
-        (output(reward=[1.0]), r"lies: go gave the reward \[1.0\]; rewards must be finite numbers"),
-        (output(finished="no"), "lies: go returned 'no' for finished"),
-        (output(finished=None), "lies: go returned None for finished"),
-        (output(blocks=[{"type": "text", "text": 5}]), "the server sent 5 where a text has its place"),
-        (output(blocks=[{"type": "video", "data": ""}]), "the server sent a block of type 'video'"),
-        (output(blocks=None), "lies: calling go: TypeError"),
-        ("[]", "lies: calling go: TypeError"),
-        ("{}", "lies: calling go: KeyError"),
-        ("{", "lies: calling go: JSONDecodeError"),
-    ],
+    split_slow(
+        [
+            (output(reward="1"), "lies: go gave the reward '1'; rewards must be finite numbers"),
+            (output(reward=float("nan")), "lies: go gave the reward nan; rewards must be finite numbers"),
+            (output(reward=float("-inf")), "lies: go gave the reward -inf; rewards must be finite numbers"),
+            (output(reward=10**400), "rewards must be finite numbers"),
+            (output(reward=[1.0]), r"lies: go gave the reward \[1.0\]; rewards must be finite numbers"),
+            (output(finished="no"), "lies: go returned 'no' for finished"),
+            (output(finished=None), "lies: go returned None for finished"),
+            (output(blocks=[{"type": "text", "text": 5}]), "the server sent 5 where a text has its place"),
+            (output(blocks=[{"type": "video", "data": ""}]), "the server sent a block of type 'video'"),
+            (output(blocks=None), "lies: calling go: TypeError"),
+            ("[]", "lies: calling go: TypeError"),
+            ("{}", "lies: calling go: KeyError"),
+            ("{", "lies: calling go: JSONDecodeError"),
+        ],
+        lambda case: case[0] in (output(reward=float("nan")), output(finished=None), "{"),
+    ),
 )
 def test_an_invalid_call_result_gives_no_reward(liar: Liar, output: str, error: str) -> None:
     liar.output = output
@@ -156,20 +160,26 @@ def test_an_invalid_call_result_gives_no_reward(liar: Liar, output: str, error: 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [
-        ({"messages": "[]"}, "the server sent no message to begin with"),
-        ({"messages": '"Go."'}, "lies: requesting the prompt: TypeError"),
-        ({"messages": "null"}, "lies: requesting the prompt: TypeError"),
-        ({"messages": "{"}, "lies: requesting the prompt: JSONDecodeError"),
-        ({"messages": '[{"role": "robot", "blocks": []}]'}, "the server sent a message of 'robot'"),
-        ({"messages": blocks({"type": "audio", "data": ""})}, "the server sent a block of type 'audio'"),
-        ({"messages": blocks({"type": "text", "text": None})}, "the server sent None where a text"),
-        ({"messages": blocks({"type": "tool_call", "id": "1", "name": "go", "input": {}})}, "of type 'tool_call'"),
-        ({"tools": '{"tools": [{"name": "go", "description": "", "input_schema": [1]}]}'}, "not with a JSON schema"),
-        ({"tools": '{"tools": [{"name": 7, "description": "", "input_schema": null}]}'}, "which are not texts"),
-        ({"tools": '{"tools": [{"title": "go"}]}'}, "lies: requesting the tools: TypeError"),
-        ({"tools": "{}"}, "lies: requesting the tools: KeyError"),
-    ],
+    split_slow(
+        [
+            ({"messages": "[]"}, "the server sent no message to begin with"),
+            ({"messages": '"Go."'}, "lies: requesting the prompt: TypeError"),
+            ({"messages": "null"}, "lies: requesting the prompt: TypeError"),
+            ({"messages": "{"}, "lies: requesting the prompt: JSONDecodeError"),
+            ({"messages": '[{"role": "robot", "blocks": []}]'}, "the server sent a message of 'robot'"),
+            ({"messages": blocks({"type": "audio", "data": ""})}, "the server sent a block of type 'audio'"),
+            ({"messages": blocks({"type": "text", "text": None})}, "the server sent None where a text"),
+            ({"messages": blocks({"type": "tool_call", "id": "1", "name": "go", "input": {}})}, "of type 'tool_call'"),
+            (
+                {"tools": '{"tools": [{"name": "go", "description": "", "input_schema": [1]}]}'},
+                "not with a JSON schema",
+            ),
+            ({"tools": '{"tools": [{"name": 7, "description": "", "input_schema": null}]}'}, "which are not texts"),
+            ({"tools": '{"tools": [{"title": "go"}]}'}, "lies: requesting the tools: TypeError"),
+            ({"tools": "{}"}, "lies: requesting the tools: KeyError"),
+        ],
+        lambda case: case[0] in ({"messages": "[]"}, {"messages": "{"}, {"tools": "{}"}),
+    ),
 )
 def test_an_invalid_task_fails_the_episode(liar: Liar, changes: dict[str, str], error: str) -> None:
     vars(liar).update(changes)

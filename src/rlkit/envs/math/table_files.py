@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
+from rlkit.config.loading.objects import missing_file
 from rlkit.errors import UsageError
 
 type Row = Mapping[str, object]
@@ -31,7 +32,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     if reader is None:
         raise UsageError(f"path: {path} has no known format: its name must end in {', '.join(_READERS)}")
     if not path.is_file():
-        raise UsageError(f"path: there is no file {str(path)!r}")
+        raise UsageError(f"path: {missing_file(path.name, [path])}")
     try:
         yield from reader(path)
     except UnicodeDecodeError as error:
@@ -44,7 +45,7 @@ def _read_json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield _check_row(_parse_json(line, f"{path}:{number}"), f"{path}:{number}")
+                yield _check_row(_parse_json(line.strip(), f"{path}:{number}"), f"{path}:{number}")
 
 
 def _read_json(path: Path) -> Iterator[Row]:
@@ -58,6 +59,9 @@ def _read_json(path: Path) -> Iterator[Row]:
 def _parse_json(text: str, where: str) -> object:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise UsageError(f"path: {where} is not valid JSON: {error.msg} at {line}column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"path: {where} is not valid JSON: {error}") from None
 

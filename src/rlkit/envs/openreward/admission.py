@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from random import Random
 from weakref import WeakKeyDictionary
+
+from anyio import CapacityLimiter
 
 from rlkit._util.stopwatch import OwnWait, request_wait
 
@@ -64,19 +65,23 @@ class Gate:
     def __init__(self, max_sessions: int) -> None:
         self.limit = Limit(max_sessions)
         self._random = Random()  # jitter of retries; training does not depend on it
-        self.active = 0  # rollouts inside the gate
-        self._queue = deque[asyncio.Future[None]]()
+        self._slots = CapacityLimiter(max_sessions)
+
+    @property
+    def active(self) -> int:
+        """Number of rollouts inside the gate."""
+        return self._slots.borrowed_tokens
 
     @asynccontextmanager
     async def admitted(self) -> AsyncGenerator[None]:
         """Wait for a slot, and hold it."""
+        holder = object()
         with request_wait(OwnWait()):
-            await self._enter()
+            await self._slots.acquire_on_behalf_of(holder)
         try:
             yield
         finally:
-            self.active -= 1
-            self._admit()
+            self._slots.release_on_behalf_of(holder)
 
     async def pause(self) -> None:
         """Pause before the next attempt if the last sessions failed."""
@@ -88,33 +93,12 @@ class Gate:
     def opened(self) -> None:
         """Record that a session was opened."""
         self.limit.opened()
-        self._admit()
+        self._slots.total_tokens = int(self.limit.value)
 
     def refused(self) -> None:
         """Record that the server rejected a request with 429."""
         self.limit.refused(self.active + 1, asyncio.get_running_loop().time())
-
-    async def _enter(self) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        self._admit()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it was admitted, so it must release its slot
-                self.active -= 1
-            else:
-                with suppress(ValueError):  # it may have been skipped already
-                    self._queue.remove(turn)
-            self._admit()
-            raise
-
-    def _admit(self) -> None:
-        while self._queue and self.active < int(self.limit.value):
-            turn = self._queue.popleft()
-            if not turn.cancelled():
-                self.active += 1
-                turn.set_result(None)
+        self._slots.total_tokens = int(self.limit.value)
 
 
 _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[object, int], Gate]]()
@@ -123,6 +107,4 @@ _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[object, int], G
 def gate(environment: object, max_sessions: int) -> Gate:
     """Return the gate shared by all tasks of an environment, which cannot hold it because they are pickled."""
     gates = _gates.setdefault(asyncio.get_running_loop(), {})
-    if (environment, max_sessions) not in gates:
-        gates[environment, max_sessions] = Gate(max_sessions)
-    return gates[environment, max_sessions]
+    return gates.setdefault((environment, max_sessions), Gate(max_sessions))

@@ -40,6 +40,7 @@ class OpenRewardTask(Env):
     server: LocalServer | None = field(default=None, repr=False, compare=False)
 
     stochastic: ClassVar[bool] = True
+    max_reward = float("inf")
 
     @property
     def task_id(self) -> str:
@@ -55,7 +56,15 @@ class OpenRewardTask(Env):
         """
         settings = self.settings
         outcome = await self._in_session(lambda session: play(session, policy, settings), lambda: _has_begun(policy))
-        return replace(outcome, info={**outcome.info, "openreward": self._record()})
+        target = settings.access.target
+        record: dict[str, Json] = {
+            "target": target.name,
+            "hosted": target.base_url is None,
+            "variant": target.variant,
+            "split": self.split,
+            "index": self.index,
+        }
+        return replace(outcome, info={**outcome.info, "openreward": record})
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
         """Return the rewards of a group's episodes if the environment compares them; None if it does not."""
@@ -103,16 +112,6 @@ class OpenRewardTask(Env):
             await self._check_version(session)
             session_gate.opened()
             return await use(session)
-
-    def _record(self) -> dict[str, Json]:
-        target = self.settings.access.target
-        return {
-            "target": target.name,
-            "hosted": target.base_url is None,
-            "variant": target.variant,
-            "split": self.split,
-            "index": self.index,
-        }
 
     async def _check_version(self, session: Session) -> None:
         target = self.settings.access.target

@@ -40,6 +40,7 @@ class VerifiersTask(Env):
     task_id: str
     data: Mapping[str, Json]
     process: WorkerResource[VerifiersProcess]
+    max_reward = float("inf")
 
     @property
     def content(self) -> str:

@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import tarfile
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Request(TypedDict):
     command: programs to try in turn. put, get: path to extract a tar stream to, or to archive from. single: transfer
     one file. limits: values by constant of `resource`, such as RLIMIT_CPU. view: a view to open.
     close_view: end the open view and its processes. listen: TCP port of the sandbox's loopback to listen on.
+    kill_all: kill all processes of the sandbox except its first.
     """
 
     command: list[list[str]]
@@ -54,6 +56,7 @@ class Request(TypedDict):
     view: NotRequired[View]
     close_view: NotRequired[bool]
     listen: NotRequired[int]
+    kill_all: NotRequired[bool]
 
 
 def prepare(is_rootless: bool) -> bool:
@@ -73,8 +76,9 @@ def run_request(request: Request, status: socket.socket, streams: list[int], ent
             signal.signal(number, signal.SIG_DFL)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
-        _apply_limits(request["limits"])
-        home = _become_user(request["user"])
+        for name, value in request["limits"].items():
+            lower_limit(getattr(resource, name), value)
+        # Copies are made as root: the tables of users are files of the sandbox, and may be invalid.
         if "put" in request:
             _drop_privileges()
             _unpack(request["put"], single=request["single"])
@@ -83,18 +87,15 @@ def run_request(request: Request, status: socket.socket, streams: list[int], ent
             pack(request["get"], sys.stdout.buffer, single=request["single"])
             sys.stdout.buffer.flush()
         else:
+            home = _become_user(request["user"])
             os.chdir(request["cwd"] or "/")
             _drop_privileges()
             _execute(request["command"], {"HOME": home, **request["env"]})
         os._exit(0)
     except BaseException as error:
-        status.send(json.dumps({"failed": kernel.describe(error)[:4000]}).encode())
+        is_missing = "get" in request and isinstance(error, FileNotFoundError | NotADirectoryError)
+        status.send(json.dumps({"failed": kernel.describe(error)[:4000], "missing": is_missing}).encode())
     os._exit(CANNOT_START)
-
-
-def _apply_limits(limits: dict[str, int]) -> None:
-    for name, value in limits.items():
-        lower_limit(getattr(resource, name), value)
 
 
 def lower_limit(number: int, value: int) -> None:
@@ -200,8 +201,10 @@ def pack(source: str, stream: BinaryIO, *, single: bool) -> None:
     """Write a file, or the contents of a folder, as a tar stream owned by root; skip sockets, pipes and devices."""
     if not os.path.exists(source):
         raise FileNotFoundError(f"{source} does not exist")
-    if os.path.isdir(source) == single:
-        raise ValueError(f"{source} is {'a' if single else 'not a'} folder")
+    if not single and not os.path.isdir(source):
+        raise NotADirectoryError(f"{source} is not a folder")
+    if single and os.path.isdir(source):
+        raise IsADirectoryError(f"{source} is a folder")
     if single and not os.path.isfile(source):
         raise ValueError(f"{source} is neither a file nor a folder")
     with open_archive(stream) as archive:
@@ -225,14 +228,21 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def add_entry(archive: tarfile.TarFile, path: str, name: str, *, mode: int | None = None) -> None:
-    """Write a file, a folder without its contents, or a link, owned by root; skip anything else."""
+    """Write a file, a folder without its contents, or a link, owned by root; skip anything else.
 
-    def adapt(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        if member.islnk():  # written as a file: the reader of a stream cannot seek back to the link's target
-            member.type, member.linkname, member.size = tarfile.REGTYPE, "", os.stat(path).st_size
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        member.mode = member.mode if mode is None else mode
-        return member if member.isreg() or member.isdir() or member.issym() else None
-
-    archive.add(path, name, recursive=False, filter=adapt)
+    Not by `TarFile.add`, which reads the tables of users: in a sandbox a program may have replaced them by a pipe.
+    """
+    status = os.lstat(path)
+    member = tarfile.TarInfo(name)
+    member.mode = stat.S_IMODE(status.st_mode) if mode is None else mode
+    member.mtime = status.st_mtime
+    if stat.S_ISREG(status.st_mode):
+        member.size = status.st_size
+        with open(path, "rb") as file:
+            archive.addfile(member, file)
+    elif stat.S_ISDIR(status.st_mode):
+        member.type = tarfile.DIRTYPE
+        archive.addfile(member)
+    elif stat.S_ISLNK(status.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
+        archive.addfile(member)

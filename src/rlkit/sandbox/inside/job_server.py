@@ -34,6 +34,10 @@ class JobServer:
 
     def handle(self, request: job.Request, status: socket.socket) -> bool:
         """Answer a request on `status` if it needs no process of its own; return True if it was answered."""
+        if "kill_all" in request:
+            self._kill_all()
+            send_message(status, {"exit": 0})
+            return True
         if "listen" not in request:
             return False
         try:
@@ -112,10 +116,22 @@ class JobServer:
         kernel.control(kernel.PR_SET_DUMPABLE, 0)
         self.enter()
 
-    def _reap(self) -> None:
+    def _kill_all(self) -> None:
+        """Kill all processes of the sandbox, and wait for their end.
+
+        Only for the first process: -1 stands for all processes except itself, and it inherits all orphans. It starts no
+        process for this, because those of the sandbox may have reached the limit on processes.
+        """
+        if os.getpid() != 1:
+            raise RuntimeError("only the first process of a namespace may kill all others")
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        self._reap(0)
+
+    def _reap(self, options: int = os.WNOHANG) -> None:
         while True:
             try:
-                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+                pid, wait_status = os.waitpid(-1, options)
             except ChildProcessError:
                 return
             if pid == 0:
