@@ -14,7 +14,7 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,7 @@ def train_agent(
     learning_rate: float,
     calls: int = 2,
     complete: float = 0.5,
+    rollouts: Mapping[str, Any] = {},
 ) -> Sequence[float]:
     """Train a model that knows an agent on the engine, check the record, and return the mean reward of each step.
 
@@ -115,6 +116,7 @@ def train_agent(
         batch={"groups": 1, "group_size": group_size},
         sampling={"max_tokens": 100},
         optimizer={"learning_rate": learning_rate},
+        rollouts=rollouts,
         trackers=[],
     )
     history = load_history(result.directory)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What a shell starts in the background ignores interrupts, and so would all that it starts; tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A session of an earlier test, whose server is gone, warns for minutes, in the log of whichever test then runs.
+logging.getLogger("tinker.lib.internal_client_holder").addFilter(
+    lambda record: "Session heartbeat failed" not in record.getMessage()
+)
 
 # Trackio reads it when it is imported, whichever test that does: none may write among the user's own.
 os.environ["TRACKIO_DIR"] = str(Path(tempfile.gettempdir()) / f"rlkit-tests-{os.getuid()}" / "trackio")

@@ -141,10 +141,9 @@ def readme_commands() -> list[str]:
 
 
 def test_readme_has_one_command_to_train_and_one_to_test() -> None:
-    set_up = "python3 -m pip install --target .uv uv && .uv/bin/uv run "
     assert readme_commands() == [
-        f"{set_up}--no-dev rlkit train examples/arithmetic.yaml",
-        f"{set_up}pytest -n 3 --dist loadfile",
+        "python3 scripts/first_run.py train examples/arithmetic.yaml",
+        "python3 -m pip install -qU --target .uv uv && .uv/bin/uv run pytest -n 3 --dist loadfile",
     ]
 
 
@@ -221,6 +220,26 @@ def test_every_estimator_is_in_the_table_and_the_reference() -> None:
     )
 
 
+def test_the_navigation_has_four_parts_and_the_guides_by_name() -> None:
+    parts = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert [name for part in parts for name in part] == ["Start", "Guides", "Reference", "Background"]
+    assert [name for guide in parts[1]["Guides"] for name in guide] == [
+        "Tutorials",
+        "Environments",
+        "Rewards and advantages",
+        "Agents",
+        "Terminal tasks",
+        "Maths",
+        "OpenReward",
+        "Discovery",
+        "Distillation",
+        "Evaluation",
+        "Scale",
+        "Operation",
+        "Moving over",
+    ]
+
+
 def test_configuration_reference_is_generated_from_the_schema() -> None:
     hook = runpy.run_path(str(ROOT / "scripts" / "docs_hook.py"))
     on_page_markdown, reference_markdown = hook["on_page_markdown"], hook["reference_markdown"]
@@ -231,7 +250,7 @@ def test_configuration_reference_is_generated_from_the_schema() -> None:
         on_page_markdown("no mark", page=page)
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
+@pytest.mark.parametrize("ending", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_the_picture_of_a_run_is_drawn_from_its_metrics(ending: str, tmp_path: Path) -> None:
     lines = [{"step": 0, "eval/all/reward/mean": 0.1}]
     lines += [{"step": step, "env/all/reward/mean": step / 5} for step in range(1, 6)]

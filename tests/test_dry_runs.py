@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.marks import split_slow
+
 from .cli.conftest import rlkit
 from .sandbox.conftest import can_sandbox, sandbox_cache
 
@@ -99,7 +101,7 @@ def test_every_example_is_tested_or_listed_as_remote() -> None:
     assert sorted(str(path) for path in configs) == sorted([*QUICK, *SLOW, *ELSEWHERE])
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", split_slow(QUICK, lambda name: name in QUICK[::3]))
 def test_an_example_passes_a_dry_run(name: str, rlkit: Callable[..., Any]) -> None:
     run_dry(rlkit, name)
 

@@ -16,6 +16,7 @@ import rlkit
 from rlkit.chat.format import ParsedReply
 from rlkit.testing import ByteChat, World
 from rlkit.types import Json, Tokens
+from tests.marks import split_slow
 
 from .simulation import Simulation, Word
 
@@ -164,7 +165,12 @@ def simulation(directory: Path, schedule: str, tasks: Callable[[int, Calls], rlk
 
 
 @pytest.mark.parametrize("how", ["raises", "times out", "is cancelled", "cancels", "hangs"])
-@pytest.mark.parametrize(("kind", "schedule"), [(Single, "sync"), (Tools, "stream"), (Steps, "async"), (Steps, "sync")])
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    split_slow(
+        [(Single, "sync"), (Tools, "stream"), (Steps, "async"), (Steps, "sync")], lambda case: case[1] != "sync"
+    ),
+)
 def test_failure_of_any_environment_call_repeats_only_its_rollout(
     kind: Callable[[int, Calls], rlkit.Env], schedule: str, how: str, tmp_path: Path
 ) -> None:
@@ -222,7 +228,7 @@ class Source(rlkit.TaskSource):
 @pytest.mark.parametrize(
     ("method", "number"), [("next", 1), ("next", 5), ("observe", 4), ("state_dict", 1), ("state_dict", 3), ("load", 1)]
 )
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", split_slow(SCHEDULES, lambda name: name == "async"))
 def test_failing_task_source_is_named_and_the_run_can_be_resumed(
     schedule: str, method: str, number: int, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> Non
     assert metrics(tmp_path)[-1]["step"] == 1
 
 
+@pytest.mark.slow
 def test_a_prompted_model_is_distilled_into_itself(
     byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from rlkit.evaluation.evaluate import Evaluation
 from rlkit.store import journal
 from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated_service
 from rlkit.testing.world import FaultKind
+from tests.marks import split_slow
 from tests.simulation import Simulation, Talk, Word
 
 HELD_OUT = [Word(number) for number in range(100, 102)]
@@ -42,7 +43,7 @@ def simulation(directory: Path, schedule: str, **world: object) -> Simulation:
     return Simulation(directory, World(**world), settings=settings)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=SCHEDULES)
+@pytest.fixture(scope="module", params=split_slow(SCHEDULES, lambda name: name == "async"))
 def uninterrupted_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Simulation]:
@@ -52,7 +53,7 @@ def uninterrupted_run(
     return request.param, run
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", split_slow(KINDS, lambda kind: kind in ("500", "broken", "hang")))
 def test_failure_of_any_service_call_does_not_change_training(
     uninterrupted_run: tuple[str, Simulation], kind: FaultKind, tmp_path: Path
 ) -> None:
@@ -92,7 +93,7 @@ def test_failure_of_any_call_during_replay_does_not_change_training(
         assert run.world.calls["samples"] == samples
 
 
-@pytest.mark.parametrize("call", ["gradient", "step"])
+@pytest.mark.parametrize("call", [pytest.param("gradient", marks=pytest.mark.slow), "step"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_run_that_fails_during_replay_resumes_from_its_newest_step(schedule: str, call: str, tmp_path: Path) -> None:
     def resumed(directory: Path, number: int | None) -> Simulation:
@@ -137,7 +138,7 @@ def test_gradient_that_fails_unobserved_is_computed_again(at: int, substeps: int
     assert run.train().status == "completed"
 
 
-@pytest.mark.parametrize("timeout_s", [60.0, 180.0])
+@pytest.mark.parametrize("timeout_s", [60.0, pytest.param(180.0, marks=pytest.mark.slow)])
 def test_prompt_without_an_answer_fails_only_its_rollouts(
     timeout_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.limits import HANG_S, wait_until
+from tests.marks import split_slow
 
 from .simulation import Simulation, Word
 
@@ -186,7 +187,9 @@ def count_resources() -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
-@pytest.mark.parametrize("end", ["success", "error", "interrupt", "cancellation"])
+@pytest.mark.parametrize(
+    "end", split_slow(["success", "error", "interrupt", "cancellation"], lambda end: end == "error")
+)
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_run_leaves_no_files_and_threads(end: str, mode: str, tmp_path: Path) -> None:
     def run(name: str) -> None:

@@ -27,6 +27,7 @@ def adding() -> Callable[[str], str]:
     return reply
 
 
+@pytest.mark.slow
 def test_the_arithmetic_of_tinking_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = ROOT / "examples" / "migrated" / "tinking_arithmetic.yaml"
     instead = ["model=Qwen/Qwen3.5-9B-Base", "sampling.max_tokens=8"]  # of a model that Tinker does not have any more

@@ -424,8 +424,14 @@ def test_failed_calls_do_not_change_the_groups_of_a_step(mode: str, tmp_path: Pa
 
 def test_estimator_in_python_is_a_function_a_name_or_a_mapping() -> None:
     tasks = [Spell(0)]
-    with pytest.raises(rlkit.UsageError, match="a value of type int is no name, no function and no mapping"):
+    with pytest.raises(
+        rlkit.UsageError, match="advantage: expected a name such as grpo, a mapping with a name, or a function"
+    ):
         rlkit.train(envs=tasks, advantage=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="loss: expected a name such as ppo, a mapping with a name, or a function"):
+        rlkit.train(envs=tasks, loss=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^loss: object is no setting: "):
+        rlkit.train(envs=tasks, loss=object())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"advantage\.betta: is not a field of entropic"):
         rlkit.train(envs=tasks, advantage={"name": "entropic", "betta": 1})
     with pytest.raises(ConfigError, match=r"found 'grop'\. Did you mean 'grpo'"):

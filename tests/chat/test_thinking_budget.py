@@ -173,6 +173,7 @@ class Say(rlkit.SingleTurnEnv):
         return len(reply.text) % 3
 
 
+@pytest.mark.slow
 def test_run_trains_on_thinking_and_answer_and_passes_the_audit(
     byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

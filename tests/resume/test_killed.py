@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.marks import split_slow
+
 from .killing import MOMENTS, Doom, Request
 
 EXHAUSTIVE = os.environ.get("RLKIT_TEST_EXHAUSTIVE") == "1"
@@ -74,9 +76,7 @@ def assert_same(answer: dict[str, Any], *, metrics: bool) -> None:
             assert line.get("service/loss:sum") == pytest.approx(expected.get("service/loss:sum"), rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("sync", "warm start") else pytest.mark.slow) for name in SCHEDULES]
-)
+@pytest.mark.parametrize("name", split_slow(SCHEDULES, lambda name: name == "warm start"))
 def test_killed_run_trains_like_an_uninterrupted_one(name: str, killed: Killed) -> None:
     # With async the weights that a rollout began with depend on timing, and so do some of the numbers.
     answer = killed(SCHEDULES[name], kills=4)
@@ -84,7 +84,7 @@ def test_killed_run_trains_like_an_uninterrupted_one(name: str, killed: Killed) 
     assert_same(answer, metrics=name in ("sync", "stream", "warm start"))
 
 
-@pytest.mark.parametrize("name", ["sync", "async4", "warm start"])
+@pytest.mark.parametrize("name", split_slow(["sync", "async4", "warm start"], lambda name: name == "sync"))
 def test_run_killed_around_a_checkpoint_gives_the_same_numbers(name: str, killed: Killed) -> None:
     numbers = (1, 2, 3) if EXHAUSTIVE else (2,)
     moments = MOMENTS if EXHAUSTIVE or name == "sync" else ("half made", "made")
@@ -93,7 +93,7 @@ def test_run_killed_around_a_checkpoint_gives_the_same_numbers(name: str, killed
     assert_same(answer, metrics=name != "async4")
 
 
-@pytest.mark.parametrize("name", ["sync", "async4"])
+@pytest.mark.parametrize("name", split_slow(["sync", "async4"], lambda name: name == "async4"))
 def test_run_with_a_torn_last_record_gives_the_same_numbers(name: str, killed: Killed) -> None:
     shares = (0.0, 0.02, 0.05, 0.3, 0.5, 0.8, 1.0) if EXHAUSTIVE else (0.05, 1.0) if name == "sync" else (0.8,)
     places = [("DRAW", 5), ("EPISODE", 9), ("STEP", 2), *([("STEP", 1), ("STEP", 6)] if EXHAUSTIVE else [])]
@@ -102,6 +102,7 @@ def test_run_with_a_torn_last_record_gives_the_same_numbers(name: str, killed: K
     assert_same(answer, metrics=name == "sync")
 
 
+@pytest.mark.slow
 def test_killed_paced_run_trains_each_group_once(killed: Killed) -> None:
     answer = killed({"mode": "async", "max_staleness": 2}, kills=4)
     for run in answer["killed"]:

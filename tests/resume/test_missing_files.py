@@ -18,6 +18,7 @@ from rlkit.store import RunStore, table
 from rlkit.store import history as histories
 from rlkit.store.history import table_path
 from rlkit.tools.audit import audit
+from tests.marks import split_slow
 from tests.simulation import Simulation, Talk
 
 MODES: dict[str, dict[str, object]] = {"sync": {"mode": "sync"}, "async": {"mode": "async", "max_staleness": 2}}
@@ -49,7 +50,7 @@ def simulation(directory: Path, mode: str) -> Simulation:
     return Simulation(directory, settings={"schedule": MODES[mode], "steps": STEPS}, tasks=tasks)
 
 
-@pytest.fixture(scope="module", params=MODES)
+@pytest.fixture(scope="module", params=split_slow(MODES, lambda name: name == "sync"))
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Simulation, Simulation]:
     """A run that was stopped in the middle, and the same that was not."""
     folder = tmp_path_factory.mktemp("runs")
@@ -184,7 +185,7 @@ def trained_twice(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Simulatio
     shutil.rmtree(run.directory / "state")
     run.settings = {"steps": 6}
     with monkeypatch.context() as earlier:
-        earlier.setattr("rlkit.store.has_started", lambda directory: False)
+        earlier.setattr("rlkit.store.history.has_started", lambda directory: False)
         about = json.loads((directory / "run.json").read_text())
         del about["has_state"]
         (directory / "run.json").write_text(json.dumps(about))
@@ -199,7 +200,7 @@ def trained_twice(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Simulatio
             history.state_step, history.state = 0, state
             return history
 
-        earlier.setattr("rlkit.store.load_resume_history", forgetful)
+        earlier.setattr("rlkit.store.history.load_resume_history", forgetful)
         run.train(resume=True)
     return run
 

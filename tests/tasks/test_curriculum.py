@@ -23,6 +23,7 @@ from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group
 from tests.builders import episode
+from tests.marks import split_slow
 from tests.simulation import Simulation, Word
 
 FILTER = {"name": "filter", "min_groups": 1, "newest_weight": 1.0}
@@ -271,7 +272,7 @@ def test_curriculum_can_be_set_and_removed_on_the_command_line() -> None:
 STRICT = {"mode": "async", "max_staleness": 2, "staleness": "strict"}
 
 
-@pytest.mark.parametrize("schedule", [{}, STRICT], ids=["sync", "async"])
+@pytest.mark.parametrize("schedule", split_slow([{}, STRICT], bool), ids=["sync", "async"])
 @pytest.mark.parametrize(
     "curriculum",
     [{"name": "filter", "min_groups": 1, "recheck_epochs": 3}, {"name": "target", "explore_share": 0.05}],

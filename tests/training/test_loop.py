@@ -115,6 +115,28 @@ def test_sampler_and_trainer_agree_before_and_after_training(byte_model_dir: Pat
         assert line["optim/kl_sample_train_v2"] < 1e-8
 
 
+@dataclass(frozen=True)
+class Equal(Digits):
+    """Each reply has the same reward."""
+
+    reward: float = 1.0
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return self.reward
+
+
+@pytest.mark.parametrize("reward", [0.5, 1.0])
+def test_a_step_of_solved_tasks_is_not_called_one_without_anything_to_learn(
+    byte_model_dir: Path, reward: float
+) -> None:
+    listener = Listener()
+    resolved = load_config([], settings=make_settings(byte_model_dir, steps=2))
+    envs = {"digits": [Equal(task.start, reward) for task in TASKS]}
+    result = asyncio.run(RLTrainer(resolved, envs=envs, trackers=[listener]).train())
+    assert result.metrics["optim/skipped"] == 1
+    assert sum("nothing to learn" in event for event in listener.events) == (reward < 1)
+
+
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro", "gspo"])
 @pytest.mark.parametrize("advantage", ["group_mean", "grpo"])
 def test_every_loss_and_estimator_trains_a_step(byte_model_dir: Path, loss: str, advantage: str) -> None:

@@ -154,7 +154,10 @@ def test_patience_ends_training(mode: str, tmp_path: Path) -> None:
 def test_metric_that_is_never_reported_is_noted(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", best={"metric": "service/nonsense"})
     run.train()
-    assert "best.metric: no step has the metric service/nonsense" in run.ears.notes
+    assert (
+        "the best checkpoint is unknown, because no step has the metric service/nonsense (best.metric)"
+        in run.ears.notes
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from rlkit.testing import Latency
 from rlkit.tools.audit import audit_run
 from rlkit.types import Episode
 from rlkit.view.run_reader import RunReader
+from tests.marks import split_slow
 from tests.simulation import Simulation
 
 ASK: list[rlkit.Message] = [{"role": "user", "content": "Move."}]
@@ -69,7 +70,7 @@ def test_an_opponent_plays_with_the_last_checkpoint_that_is_due(tmp_path: Path) 
     assert pairs == {(version, max(version - 2, 0) // 2 * 2) for version in range(8)}
 
 
-@pytest.mark.parametrize("seconds", [6.0, 11.0, 17.0, 23.0])
+@pytest.mark.parametrize("seconds", split_slow([6.0, 11.0, 17.0, 23.0], lambda seconds: seconds == 11.0))
 def test_an_interrupted_run_meets_the_same_opponents(tmp_path: Path, seconds: float) -> None:
     def rows(run: Simulation) -> list[object]:
         return [
@@ -212,7 +213,7 @@ def test_two_roles_learn_opposite_things_against_an_opponent(byte_model_dir: Pat
         assert np.mean([(token in range(48, 58)) == digits for tokens in sent for token in tokens]) > 0.8
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_missing_checkpoint_ends_the_run_with_its_path(byte_model_dir: Path, workers: int) -> None:
     tasks = [Duel("duel", {"checkpoint": "tinker://none/sampler_weights/x"})] * 20
     with pytest.raises(rlkit.RunFailed, match="tinker://none/sampler_weights/x"):

@@ -16,6 +16,7 @@ import rlkit
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import show_lines
 from rlkit.config.loading.targets import load_target
+from rlkit.dry_run.rehearse import rehearse
 from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.envs.demonstrations import Conversation, demonstrations
 from rlkit.errors import ConfigError, EnvironmentFault, UsageError
@@ -140,6 +141,7 @@ def test_a_warm_start_comes_before_reinforcement(byte_model_dir: Path, talks: Pa
         assert {record.group.env for record in read_groups(table_path(result.directory, step))} == {"warm_start"}
         assert "optim/nll" in lines[step]
         assert "env/all/reward/mean" not in lines[step]
+        assert lines[step]["batch/staleness/max"] == 0
         assert {turn.version for turn in turns_of(result.directory, step, "warm_start")} == {step - 1}
     for step in (4, 5, 6):
         assert {record.group.env for record in read_groups(table_path(result.directory, step))} == {"numbers"}
@@ -147,6 +149,14 @@ def test_a_warm_start_comes_before_reinforcement(byte_model_dir: Path, talks: Pa
         assert abs(lines[step]["optim/kl_sample_train_v1"]) < 1e-3  # sampled from the weights that they train
         assert "env/all/reward/mean" in lines[step]
     assert_trained_exactly_once(result.directory)
+
+
+def test_the_pilot_of_a_run_with_a_warm_start_is_measured(byte_model_dir: Path, talks: Path) -> None:
+    settings = make_settings(
+        byte_model_dir, envs={"numbers": {}}, warm_start={"files": str(talks), "steps": 2}, steps=2
+    )
+    rehearsal = asyncio.run(rehearse(load_config([], settings=settings), envs={"numbers": TASKS}, pilot=1))
+    assert {part.name: part.status for part in rehearsal.parts}["service"] == "ok"
 
 
 @pytest.mark.slow
@@ -214,11 +224,14 @@ def test_the_best_episodes_of_a_run_are_trained_on_token_for_token(byte_model_di
 
 def test_conversations_and_rollouts_share_the_steps_of_a_run(byte_model_dir: Path, talks: Path) -> None:
     envs = {"numbers": {}, "demonstrations": {"args": {"files": str(talks)}, "group_size": 1, "weight": 1}}
-    result = train(make_settings(byte_model_dir, envs=envs, steps=2, batch={"groups": 8, "group_size": 4}))
+    settings = make_settings(byte_model_dir, envs=envs, steps=4, batch={"groups": 8, "group_size": 4})
+    result = train({**settings, "schedule": {"mode": "async", "staleness": "strict"}})
     lines = read_lines(result)
-    for step in (1, 2):
+    for step in (1, 2, 3, 4):
+        ages = [step - 1 - turn.version for turn in turns_of(result.directory, step, "numbers")]
+        assert lines[step]["batch/staleness/mean"] == pytest.approx(np.mean(ages))
+        assert lines[step]["batch/staleness/max"] == max(ages)
         assert lines[step]["optim/nll"] > 0
-        assert abs(lines[step]["optim/kl_sample_train_v1"]) < 1e-3
         assert lines[step]["env/all/groups"] == lines[step]["env/numbers/groups"] < 8
         sampled = sum(len(turn.completion) for turn in turns_of(result.directory, step, "numbers"))
         assert lines[step]["batch/sampled_tokens"] == sampled < lines[step]["optim/tokens"]

@@ -200,6 +200,7 @@ def test_each_environment_may_have_its_own_teacher_for_some_steps(byte_model_dir
     assert ["optim/sequences" in line for line in lines] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(
     byte_model_dir: Path, teacher_dir: Path, tmp_path: Path
 ) -> None:

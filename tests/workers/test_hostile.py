@@ -123,7 +123,7 @@ def check(act: str, reason: str | None) -> None:
     assert not processes_with(id_text)
 
 
-QUICK_FAULTS = ("exits", "holds_the_interpreter", "kills_itself")
+QUICK_FAULTS = ("exits", "holds_the_interpreter")
 """Faults that the test command plays; each takes seconds."""
 
 

@@ -68,7 +68,7 @@ class FailingSampler(Sampler):
         return await self.sampler.sample(prompt, sampling, seed=seed, num_samples=num_samples)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_failure_of_the_service_ends_the_run(workers: int) -> None:
     error = ServiceError("sampling: the service is gone", request_id="r-1")
     sampler = FailingSampler(ScriptedSampler(reply, chat=ByteChat()), error)

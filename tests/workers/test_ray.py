@@ -37,7 +37,7 @@ os.environ |= {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # Ray reads it when it is imported; rlkit sets it where it imports Ray first
 }
-ray = pytest.importorskip("ray", reason="ray is not installed (rlkit[ray])")
+ray = pytest.importorskip("ray", reason="ray is not installed (rlkit-tinker[ray])")
 from ray.cluster_utils import Cluster  # noqa: E402  after the check
 
 from rlkit.workers.ray_actor import RayWorker  # noqa: E402  as above

@@ -122,6 +122,7 @@ class WaitsForFile(rlkit.Env):
         return 1.0
 
 
+@pytest.mark.slow
 def test_rollouts_that_wait_for_a_worker_are_displayed(tmp_path: Path) -> None:
     config = load_config([], settings={"model": "m", "envs": {"e": {}}, "rollouts": {"workers": 1}}).config
     activity, tasks = Activity(), {"e": [WaitsForFile(tmp_path / "end")]}
@@ -184,7 +185,7 @@ class Printing(rlkit.Env):
 @pytest.mark.parametrize(
     ("names", "lines"),
     [
-        ("a", ["a: from a program", "a: the last line", "a: → from Python"]),
+        pytest.param("a", ["a: from a program", "a: the last line", "a: → from Python"], marks=pytest.mark.slow),
         (
             "ab",
             [
