@@ -139,9 +139,10 @@ def assembly() -> dict[str, float]:
 
     from rlkit.algorithms.datums import Preparation
     from rlkit.algorithms.estimators import GroupMean
+    from rlkit.algorithms.losses import PPO
     from rlkit.tinker_client import sdk
 
-    rates, event_loop = dict[str, float](), asyncio.new_event_loop()
+    rates, event_loop, loss = dict[str, float](), asyncio.new_event_loop(), PPO()
     preparation = Preparation({"work": GroupMean()})
     for turns in (1, 8, 40):
         rollouts = dialogues(turns)
@@ -149,7 +150,7 @@ def assembly() -> dict[str, float]:
 
         def make_ours(group: Group = group) -> list[Any]:
             prepared = event_loop.run_until_complete(preparation.prepare(group))
-            return [sdk._to_datum(datum, by_sequence=False) for datum in prepared.data]
+            return [sdk._to_datum(datum, loss) for datum in prepared.data]
 
         def make_theirs(peer: TrajectoryGroup = peer) -> list[Any]:
             return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,10 @@ from rlkit._util.threads import run_together
 from rlkit.algorithms.advantages import estimate_advantages, estimate_metrics
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.references import Drifts, Reference
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
 from rlkit.errors import RunFailed
 from rlkit.types import Datum, Episode, Floats, Group, Prompt, Turn, join
-
-if TYPE_CHECKING:
-    from rlkit.algorithms.references import Drifts, Reference
 
 type OverlongAction = Literal["truncate", "drop", "error"]
 

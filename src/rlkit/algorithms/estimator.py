@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from rlkit._util.sections import NamedSection
 from rlkit.algorithms.reward_scale import Values, map_rewards
-
-if TYPE_CHECKING:
-    from rlkit.types import Group
+from rlkit.types import Group
 
 type Advantages = Values | Sequence[Values]
 """[G] float64, one advantage for each episode; or G arrays, one advantage for each turn of an episode."""

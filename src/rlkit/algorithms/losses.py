@@ -16,13 +16,12 @@ import numpy as np
 from pydantic import Field
 
 from rlkit._util.sections import NamedSection
+from rlkit.algorithms.reward_scale import Values
 from rlkit.errors import UsageError
+from rlkit.types import Bools, Datum
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from rlkit.algorithms.reward_scale import Values
-    from rlkit.types import Bools, Datum
 
 type LossResult = tuple[Tensor, Mapping[str, float]]
 """A loss, as a scalar tensor, and metrics to report."""

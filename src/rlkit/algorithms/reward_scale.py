@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from sys import float_info
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from rlkit.types import Bools
+from rlkit.types import Bools
 
 type Values = NDArray[np.float64]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlkit.chat.format import MAX_NESTING, TAIL_TOKENS, ChatFormat, ParsedReply, load_call, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
+from rlkit.config.schema import Config
 from rlkit.errors import MissingError, UsageError
 from rlkit.tokenizers.load import has_weights, load_tokenizer
 from rlkit.tokenizers.token_text import token_text
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message as CookbookMessage
     from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.tokenizer_utils import Tokenizer
-
-    from rlkit.config.schema import Config
 
 CHAT_TEMPLATE = "chat_template"  # value of `chat.renderer` for the tokenizer's own template
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from rlkit.algorithms.losses import Loss
+from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.cost.usage import Usage
 from rlkit.policy import Sampler
 from rlkit.types import Datum, Floats, Prompt
-
-if TYPE_CHECKING:
-    from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ import asyncio
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, override
 
 import numpy as np
@@ -295,20 +296,13 @@ class SimulatedSamplingClient:
         )
 
     async def _respond(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
-        held = 0
-        try:
+        async with AsyncExitStack() as exits:
             async with self._turn:  # a request gets all its slots before the next one gets any
-                while held < count:
-                    await self._slots.acquire()
-                    held += 1
+                for _ in range(count):
+                    await exits.enter_async_context(self._slots)
             self._world.start_samples(count)
-            try:
-                return await resolve_later(self._world, "sample", seconds, lambda: response)
-            finally:
-                self._world.end_samples(count)
-        finally:
-            for _ in range(held):
-                self._slots.release()
+            exits.callback(self._world.end_samples, count)
+            return await resolve_later(self._world, "sample", seconds, lambda: response)
 
     def _draw_sequence(self, draw: int, params: types.SamplingParams) -> tuple[np.ndarray[Any, Any], bool]:
         rng = np.random.default_rng(draw)

@@ -7,16 +7,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rlkit._util.activity import current_activity
 from rlkit._util.threads import in_thread
+from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError
 from rlkit.service import Service
 from rlkit.tinker_client.connector import Connector, ServiceAddress
-
-if TYPE_CHECKING:
-    from rlkit.config.schema import ServiceConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import tinker
@@ -19,16 +19,13 @@ from tinker import types
 
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.losses import CrossEntropy, LocalLoss, Loss, compute_loss
+from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
 from rlkit.tinker_client.connector import ServiceAddress, Unreachable
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
-
-if TYPE_CHECKING:
-    from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
-
 
 _PAGE = 100  # number of checkpoints to request at once
 CLOSING_S = 10.0  # time limit for closing the session; the SDK would retry for minutes

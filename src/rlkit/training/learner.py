@@ -16,7 +16,7 @@ from rlkit._util.threads import in_thread
 from rlkit.algorithms.datums import PreparedGroup, StepGroup
 from rlkit.cost.usage import Usage
 from rlkit.errors import ServiceError
-from rlkit.metrics.metrics import batch_metrics, group_metrics, update_metrics
+from rlkit.metrics.metrics import SOLVED, batch_metrics, group_metrics, update_metrics
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.token_records.updates import record_update
@@ -211,7 +211,10 @@ class PolicyLearner:
         return PatientSampler(sampler, self.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}, recorded
 
     def _note_skip(self, step: int, prepared: Sequence[PreparedGroup]) -> None:
-        """Report the first step that is not trained on for a reason; a run on solved tasks has many."""
+        """Report the first step that is not trained on for a reason; where all tasks are solved, a finding says so."""
+        rewards = [group.group.rewards[group.group.valid_mask] for group in prepared]
+        if any(map(len, rewards)) and all((values >= SOLVED).all() for values in rewards):
+            return
         reason = "the rewards within each group are equal"
         if any(group.overlong for group in prepared):
             reason = "its sequences exceed batch.max_tokens before a token to train on (raise it)"

@@ -65,6 +65,7 @@ class Run:
         self.reporter = Reporter(self.store, self.trackers, checkpoints=self.checkpoints, selection=self.selection)
         self.timer = StepTimer(self.slots)
         self._started_s = time.monotonic()
+        self._warm_up_s = 0.0
 
     @property
     def is_ending(self) -> bool:
@@ -78,6 +79,7 @@ class Run:
             RunFailed: the disk is full.
             Exception: an earlier report, or an evaluation, failed.
         """
+        self._warm_up_s = self._warm_up_s or time.monotonic() - self._started_s
         usage = self.budget.metrics()  # before any await, so that a slow disk does not change it
         await trained.recorded
         if trained.checkpoint is not None:
@@ -114,6 +116,7 @@ class Run:
             newest_error=self.store.metadata.redact(counts.newest_error),
             seconds=time.monotonic() - self._started_s,
             first_step=self.first_step,
+            warm_up_s=self._warm_up_s,
             activity=str(self.activity),
         )
 
@@ -128,7 +131,7 @@ class Run:
         await self.store.flush()
         metric = self.selection.criterion.metric
         if metric is not None and self.selection.best is None and self.step:
-            self.note(f"best.metric: no step has the metric {metric}")
+            self.note(f"the best checkpoint is unknown, because no step has the metric {metric} (best.metric)")
         self.phase = "done"
 
     async def close(self) -> None:

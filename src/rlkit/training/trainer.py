@@ -112,7 +112,7 @@ class RLTrainer(Trainer):
         self._trackers = Broadcast([*trackers, *make_trackers(config.track)])
         self._stop = stop or StopSignal()
         # Before an environment is loaded, because it may change the working directory.
-        self._directory = None if directory is None else directory.absolute()
+        self.directory = None if directory is None else directory.absolute()  # of a new run, known once it begins
         self._runs_dir = runs_dir()
         self._resume = resume
         self._activity = Activity()
@@ -124,7 +124,7 @@ class RLTrainer(Trainer):
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
         # A new run has no manifest to read, and no directory before `train` is called: its name contains the time.
         self._manifest = TaskManifest(
-            (self._directory or choose_run_directory(config, self._runs_dir)) if resume else None
+            (self.directory or choose_run_directory(config, self._runs_dir)) if resume else None
         )
         note, manifest = self._trackers.on_note, self._manifest
         self._eval_tasks = load_eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
@@ -161,7 +161,7 @@ class RLTrainer(Trainer):
         config = self._config
         choice = choose_service(config.service) if self._service is None else ServiceChoice("url", None, "from Python")
         price = price_of(config, choice.kind)
-        directory = self._directory or choose_run_directory(config, self._runs_dir)
+        self.directory = directory = self.directory or choose_run_directory(config, self._runs_dir)
         with (
             rare_garbage_collection(),
             use_activity(self._activity),
@@ -182,6 +182,8 @@ class RLTrainer(Trainer):
                     store.metadata.set_status(result.status, reason=result.reason)
             except (Exception, asyncio.CancelledError) as error:
                 store.metadata.record_error(error)
+                if isinstance(error, Exception):
+                    self._trackers.on_note(f"the cause and its fix: rlkit doctor {directory}")
                 raise
             finally:
                 await store.close()
@@ -193,7 +195,7 @@ class RLTrainer(Trainer):
     ) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
         """Connect to the service and build the run; save the weights at its end."""
         config, note, is_engine = self._config, self._trackers.on_note, choice.kind == "engine"
-        chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=note))
+        chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=self._trackers.on_status))
         resumption = await self._open_journal(store, chat)
         watch = ServiceWatch(
             note,
@@ -213,7 +215,7 @@ class RLTrainer(Trainer):
                 note=note,
             )
             references = await load_references(config, service, watch, chat, price=price, note=note)
-            note(f"starting a training session for {config.model}")
+            self._trackers.on_status(f"starting a training session for {config.model}")
             run, learner, groups = await self._build(
                 store, service, references, chat, watch=watch, budget=budget, resumption=resumption, runner=runner
             )
