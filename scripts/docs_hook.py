@@ -1,4 +1,4 @@
-"""A hook of mkdocs that generates the configuration reference from the schema when the pages are built."""
+"""A hook of mkdocs: the configuration reference from the schema, and the order of what the search finds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from rlkit.config.loading.outline import Field, Shape, outline
 
 MARK = "<!-- reference -->"
 
+BOOSTS = {
+    "migrating/": 0.1,
+    "options.md": 0.1,
+    "reference.md": 0.3,
+    "comparison.md": 0.3,
+    "tutorials/": 0.5,
+}
+"""Weight in the search by the beginning of a page's path; 1 is the weight of a guide."""
+
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Replace the mark in `configuration.md` by the reference."""
+    """Set the page's weight in the search, and replace the mark in `configuration.md` by the reference."""
+    boost = next((boost for path, boost in BOOSTS.items() if page.file.src_uri.startswith(path)), 1)
+    page.meta["search"] = {"boost": boost}
     if page.file.src_uri != "configuration.md":
         return markdown
     if MARK not in markdown:

@@ -56,7 +56,16 @@ def test_search_finds_the_page(browser: Any, site: str) -> None:
     page = context.new_page()
     requests = list[str]()
     page.on("request", lambda request: requests.append(str(request.url)))
-    first = {"warm start": "/distillation/", "workers": "/scale/", "checkpoints prune": "/cli/", "journal": "/files/"}
+    first = {
+        "warm start": "/distillation/",
+        "workers": "/scale/",
+        "checkpoints prune": "/cli/",
+        "journal": "/files/",
+        "resume run": "/runs/",
+        "RLTrainer": "/reference/",
+        "evaluate a checkpoint": "/evaluation/",
+        "learning rate": "/objective/",
+    }
     for query, path in first.items():
         assert search(page, site, query)[0] == path
     assert "/scale/" in search(page, site, "max_concurrent"), "a part of the name `rollouts.max_concurrent` is found"
