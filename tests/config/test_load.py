@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.config.loading.foreign_names import FOREIGN_NAMES
+from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
-from rlkit.config.loading.outline import leaf_fields
+from rlkit.config.loading.outline import field_paths
 from rlkit.config.loading.resolved import ResolvedConfig, leaves, show_lines
 from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import Config, EnvConfig
@@ -77,9 +77,10 @@ def test_later_files_override_earlier_ones_and_the_command_line_overrides_all(fo
 
 
 def test_each_name_of_another_trainer_leads_to_a_field() -> None:
-    fields = {".".join(path) for path in leaf_fields()} | {"advantage"}
+    fields = {".".join(path) for path in field_paths()}
     assert set(FOREIGN_NAMES.values()) <= fields
-    assert not FOREIGN_NAMES.keys() & fields
+    assert not (FOREIGN_NAMES.keys() | ANSWERS.keys()) & fields
+    assert not FOREIGN_NAMES.keys() & ANSWERS.keys()
 
 
 def test_the_name_of_a_loss_is_short_for_its_section(load: Load) -> None:
@@ -107,7 +108,13 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("max_completion_length: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
         ("samplng: {max_tokens: 9}", "unknown field. Did you mean 'sampling'?"),
         ("warmup_steps: 9", "unknown field. Did you mean 'optimizer.warmup_steps'?"),
-        ("max_turns: 9", "unknown field. Did you mean 'envs.<name>.max_turns'?"),
+        ("max_turns: 9", "Did you mean 'envs.<name>.max_turns' or 'eval.envs.<name>.max_turns'?"),
+        ("workers: 9", "unknown field. Did you mean 'rollouts.workers'?"),
+        ("curriculum: filter", "unknown field. Did you mean 'envs.<name>.curriculum'?"),
+        ("attempts: 9", "unknown field. Did you mean 'eval.envs.<name>.attempts'?"),
+        ("lora_alpha: 9", "a.yaml:2: lora_alpha: unknown field. The service decides it; leave the field out"),
+        ("optimizer: {gradient_accumulation_steps: 9}", "one gradient, that of its whole batch: set batch.groups"),
+        ("importance_sampling_level: sequence", "unknown field. Did you mean 'loss.name'?"),
         ("leraning_rate: 9", "Did you mean 'warm_start.learning_rate' or 'optimizer.learning_rate'?"),
         ('"data.train_batch_size": 9', "unknown field. Did you mean 'batch.groups'?"),
         ("batch_size: 9", "Did you mean 'batch.groups'? It counts tasks, with batch.group_size rollouts each."),

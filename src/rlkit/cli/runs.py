@@ -82,7 +82,7 @@ def _render_run(row: Mapping[str, Any]) -> list[str]:
     steps = f"step {row.get('step', 0)}" + (f"/{row['steps']}" if row.get("steps") else "")
     rewards = [reward for reward in row.get("reward") or () if reward is not None]
     now = time.time()
-    seconds = now - (row.get("started") or row.get("updated") or now)
+    seconds = max(now - (row.get("started") or row.get("updated") or now), 0)  # clocks of machines differ
     amount, unit = next(((seconds / length, unit) for unit, length in _AGES if seconds >= length), (seconds, "s"))
     return [
         row["name"],

@@ -25,9 +25,12 @@ _FIELDS = {
     "schedule.mode": "async_config",
     "kl_penalty.coefficient": "beta kl_penalty_coef kl_coef kl_loss_coef init_kl_coef use_kl_loss use_kl_in_reward",
     "kl_penalty.reference": "kl_reference_config ref_model",
-    "loss.name": "loss_fn loss_type loss_name",
+    "loss.name": "loss_fn loss_type loss_name importance_sampling_level",
     "loss.clip_low": "clip_ratio_low eps_clip_low",
     "loss.clip_high": "epsilon epsilon_high eps_clip cliprange clip_ratio clip_ratio_high eps_clip_high",
+    "batch.replace_uninformative": "dynamic_sampling filter_groups remove_constant_reward_groups",
+    "sampling.stop": "stop_sequences stop_strings",
+    "teacher.model": "teacher_model teacher_model_name_or_path",
     "envs": "reward_funcs reward_function train_dataset train_files dataset_builder",
     "advantage": "adv_estimator advantage_estimator scale_rewards",
     "schedule.max_staleness": "max_steps_off_policy max_off_policy_steps max_async_level",
@@ -49,3 +52,22 @@ UNITS = {
 
 FOREIGN_NAMES = {name: field for field, names in _FIELDS.items() for name in names.split()}
 """Field of rlkit by the name elsewhere."""
+
+_SERVICE_DECIDES = "The service decides it; leave the field out"
+
+ANSWERS = {
+    "gradient_accumulation_steps": "A step has one gradient, that of its whole batch: set batch.groups",
+    "logging_steps": "Each step is logged; leave the field out",
+    "resume_from_checkpoint": "Use `rlkit resume RUN`; load_checkpoint starts a new run from its weights",
+    "push_to_hub": "Use `rlkit export RUN --to DIR`, and upload the folder",
+    "mask_truncated_completions": "An environment masks an episode: return Outcome(masked=reply.truncated)",
+    "overlong_filter": "An environment masks an episode: return Outcome(masked=reply.truncated)",
+    "reward_weights": "An environment returns one reward: add the parts with their weights in its grader",
+    "entropy_coef": "Losses have no entropy bonus; write one as a function, and set loss.function",
+    "system_prompt": "An environment makes its messages: add the system message there",
+    **dict.fromkeys(
+        ("lora_alpha", "lora_dropout", "target_modules", "bf16", "fp16", "gradient_checkpointing", "use_vllm"),
+        _SERVICE_DECIDES,
+    ),
+}
+"""What to do in place of a setting of another trainer that has no field here."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlkit.config.loading.foreign_names import FOREIGN_NAMES, UNITS
+from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, UNITS
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
-from rlkit.config.loading.outline import Field, Shape, leaf_fields, locate, outline
+from rlkit.config.loading.outline import Field, Shape, field_paths, locate
 from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
 
@@ -127,10 +127,12 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[
     sections = [key for key in fields if keys_inside & set(fields[key].shape.fields)]
     if near := did_you_mean(name, sections):
         return f"unknown field.{near}"
+    if name in ANSWERS:
+        return f"unknown field. {ANSWERS[name]}"
     if (field := _find_foreign(leaves)) is not None and field != dotted(keys):
         unit = f" It counts {UNITS[field]}." if field in UNITS else ""
         return f"unknown field. Did you mean {field!r}?{unit}"
-    if name in map(".".join, leaf_fields()):
+    if name in map(".".join, field_paths()):
         return f"unknown field. Write it as {name.replace('.', ': {')}: …{'}' * name.count('.')}"
     places = _list_places()
     near = "" if name in places else did_you_mean(name, fields)
@@ -140,14 +142,12 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[
 
 
 def _list_places() -> dict[str, list[str]]:
-    """Return the paths of the fields in sections by their names, and of those that only environments have."""
-    env = outline().fields["envs"].shape.entries
-    places = {path[-1]: [f"envs.<name>.{'.'.join(path)}"] for path in (leaf_fields(env) if env else ())}
-    own_places = defaultdict[str, list[str]](list)
-    for path in leaf_fields():
+    """Return the paths of nested fields and sections by their names; of environments, those that nothing else has."""
+    envs, others = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
+    for path in dict.fromkeys(field_paths()):
         if len(path) > 1:
-            own_places[path[-1]].append(".".join(path))
-    return {**places, **own_places}
+            (envs if "<name>" in path else others)[path[-1]].append(".".join(path))
+    return {**envs, **others}
 
 
 def _find_foreign(leaves: Sequence[KeyPath]) -> str | None:

@@ -102,15 +102,15 @@ def find_shape(keys: KeyPath) -> Shape | None:
     return shape
 
 
-def leaf_fields(shape: Shape | None = None, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the key path of every field below a shape, except under keys that the user chooses."""
+def field_paths(shape: Shape | None = None, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the key path of every field and section below a shape; a key that the user chooses is `<name>`."""
     shape = shape or outline()
     for owner in (shape, *shape.choices.values()):
         for name, below in owner.fields.items():
-            if below.shape.fields or below.shape.choices:
-                yield from leaf_fields(below.shape, (*keys, name))
-            else:
-                yield (*keys, name)
+            yield (*keys, name)
+            yield from field_paths(below.shape, (*keys, name))
+        if owner.entries is not None:
+            yield from field_paths(owner.entries, (*keys, "<name>"))
 
 
 def without_nulls(node: Node, shape: Shape | None = None) -> Node:
