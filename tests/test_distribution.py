@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,14 @@ def test_the_wheel_holds_the_package_and_what_it_reads(wheel: Path) -> None:
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"rlkit", "rlkit_tinker"}
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "rlkit").rglob("*") if path.is_file()}
     assert {name for name in sources if "__pycache__" not in name} <= set(names)
+
+
+def test_the_description_on_the_index_has_no_link_into_the_repository(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    assert "\n# rlkit\n" in metadata
+    assert "CONTRIBUTING.md says how" in metadata
+    assert {link[:8] for link in re.findall(r"\]\(([^)]*)", metadata)} == {"https://"}
 
 
 def test_a_user_of_the_wheel_trains_evaluates_checks_and_looks(

@@ -243,7 +243,7 @@ def test_the_navigation_has_four_parts_and_the_guides_by_name() -> None:
 def test_configuration_reference_is_generated_from_the_schema() -> None:
     hook = runpy.run_path(str(ROOT / "scripts" / "docs_hook.py"))
     on_page_markdown, reference_markdown = hook["on_page_markdown"], hook["reference_markdown"]
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="configuration.md"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="configuration.md"), meta={})
     page_text = on_page_markdown((ROOT / "docs" / "configuration.md").read_text(), page=page)
     assert reference_markdown() in page_text
     with pytest.raises(ValueError, match="has no line"):
