@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64encode
 from io import BytesIO
 from pathlib import Path
@@ -298,3 +299,20 @@ def test_template_without_tools_gets_tools_and_calls_as_text(byte_model_dir: Pat
     assert f"[user]Go.[assistant]{call_text}[tool]a cat[assistant]" in text
     assert chat.parse(chat.encode(call_text)).message["tool_calls"][0]["arguments"] == {"at": 1}
     assert chat.decode(chat.render(messages[:2]).tokens) == "[system]Be brief.[user]Go.[assistant]"
+
+
+def test_a_long_text_is_no_warning(byte_model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(byte_model_dir)
+    chat = chat_format(str(byte_model_dir), tokenizer, renderer="chat_template")
+    length = tokenizer.model_max_length + 1
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)  # the library's logger does not propagate
+    try:
+        assert len(chat.encode("a" * length)) >= length
+        assert caplog.messages == []
+        tokenizer.encode("a" * length)
+        assert "longer than the specified maximum" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)

@@ -92,7 +92,8 @@ class _TokenizerChat(ChatFormat):
 
     @override
     def encode(self, text: str) -> Tokens:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+        # Without `verbose`, transformers does not warn about lengths, which rlkit checks itself.
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False, verbose=False), np.int32)
 
     @override
     def decode(self, tokens: Tokens) -> str:

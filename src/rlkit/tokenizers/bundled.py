@@ -67,7 +67,9 @@ class PackagedTokenizer:
         """Texts of the special tokens."""
         return list(self._special)
 
-    def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False, **_: object
+    ) -> list[int]:
         """Return the tokens of a text with special tokens.
 
         Args:
