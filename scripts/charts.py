@@ -1,4 +1,4 @@
-"""What the scripts that draw charts for the documentation share."""
+"""Output of the charts of the documentation, for the scripts that draw them."""
 
 from __future__ import annotations
 
