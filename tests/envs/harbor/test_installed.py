@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +22,14 @@ from typing import Any
 
 import pytest
 from harbor.agents.factory import AgentFactory
+from harbor.environments.base import ExecResult
 from harbor.models.agent.name import AgentName
 from harbor.models.trial.config import EnvironmentConfig
 
 from rlkit._util import threads
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.agents import installed
+from rlkit.envs.harbor.sandbox import LocalSandbox
 from rlkit.envs.harbor.settings import Agent, TrialSettings, make_environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, UsageError
@@ -553,6 +556,85 @@ def test_agents_whose_installation_copies_files_are_always_installed() -> None:
     classes = {name: AgentFactory.get_agent_class(AgentName(name)) for name in names}
     copying = {name for name, cls in classes.items() if "environment.upload_" in inspect.getsource(cls.install)}  # type: ignore[attr-defined]  all are installed agents
     assert copying <= {*installed._WITH_RUNNER, *installed._WITH_PROJECT}
+
+
+PROJECT = {
+    "package.json": '{"dependencies": {"eve": "*", "@ai-sdk/xai": "*"}}',
+    "agent.ts": "",
+    "instructions.md": "You write files.",
+    "langgraph.json": '{"graphs": {"agent": "./agent.py:graph"}, "dependencies": ["."]}',
+    "agent.py": "graph = None",
+}
+"""A project of any agent that needs one."""
+
+OUTPUTS = {"for manager": "", "id -u": "/app\n0\n0\n", "uname": "x86_64\n"}
+"""Outputs of commands that Harbor reads, by a part of the command."""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in a place where each variable that Harbor reads, and the user's login for Codex, is a secret."""
+    sources = "".join(path.read_text() for path in Path(inspect.getfile(AgentFactory)).parent.rglob("*.py"))
+    names = re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]*(?:KEY|TOKEN|SECRET)\b|AWS_[A-Z_]+", sources)
+    for name in {*names, "TINKER_API_KEY", "WANDB_API_KEY"}:
+        monkeypatch.setenv(name, f"secret of {name}")
+    for name in ("CLAUDE_CODE_USE_BEDROCK", "CLAUDE_FORCE_OAUTH", "CODEX_FORCE_AUTH_JSON"):
+        monkeypatch.setenv(name, "1")
+    for name in ("LLM_BASE_URL", "NVIDIA_BASE_URL", "VIBE_API_BASE"):
+        monkeypatch.setenv(name, "http://secret of the user")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex" / "auth.json").write_text("secret of Codex")
+    (folder := tmp_path / "project").mkdir()
+    for name, text in PROJECT.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("name", [*filter(installed.find_model_name, AgentFactory.registered_names())])
+def test_an_agent_gets_no_secret_of_this_process_and_no_other_address(
+    task: Path, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    places = {"eve": "path", "langgraph": "project_path", "strands": "factory_path"}
+    settings = TrialSettings(
+        environment=make_environment("local"),
+        agent=Agent(
+            name,
+            env={"OWN_TOKEN": "chosen by the user"},
+            kwargs={places[name]: str(project / "agent.py" if name == "strands" else project)}
+            if name in places
+            else {},
+        ),
+        trials_dir=tmp_path / "trials",
+        keep="all",
+    )
+    texts, execute, upload = list[str](), LocalSandbox.exec, LocalSandbox.upload_file
+
+    async def record(self: LocalSandbox, command: str, env: dict[str, str] | None = None, **options: Any) -> ExecResult:
+        variables = self._merge_env(env) or {}
+        if "OWN_TOKEN" not in variables:  # of the trial itself
+            return await execute(self, command, env=env, **options)
+        texts.append(f"{command} {variables}")
+        return ExecResult(stdout=next((OUTPUTS[part] for part in OUTPUTS if part in command), "1\n"), return_code=0)
+
+    async def record_upload(self: LocalSandbox, source_path: Path | str, target_path: str) -> None:
+        texts.append(Path(source_path).read_text())
+        await upload(self, source_path, target_path)
+
+    monkeypatch.setattr(LocalSandbox, "exec", record)
+    monkeypatch.setattr(LocalSandbox, "upload_file", record_upload)
+
+    @stop_leftover_tasks()
+    async def main() -> None:
+        await HarborTask("simple", task, settings).rollout(ScriptedPolicy(["unused"]))
+
+    with pytest.raises(EnvironmentFault, match="without a reply of its model") as caught:
+        threads.run(main())
+    records = [path.read_text() for path in (tmp_path / "trials").rglob("*") if path.is_file()]
+    assert not [text for text in [*texts, *records, str(caught.value)] if "secret of" in text]
+    assert "chosen by the user" in "".join(texts)
+    assert "chosen by the user" not in "".join(records)
+    assert "http://127.0.0.1:" in texts[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Harbor's installed agents, with an endpoint of the policy as the address of their model.
 
 Invariant: an agent is supported if Harbor declares that it takes a base URL of OpenAI or Anthropic, or if a table here
-says how it takes one. Each trial has its own address and key; no variable of this process is changed. A program that is
-there already is not installed again. An agent is refused further replies after its last turn, and ended if it does not
-end by itself.
+says how it takes one. Each trial has its own address and key. No variable of this process is changed, and none with a
+secret reaches an agent. A program that is there already is not installed again. An agent is refused further replies
+after its last turn, and ended if it does not end by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from harbor.agents.installed.base import BaseInstalledAgent, NonZeroAgentExitCod
 from harbor.agents.model_connection import resolve_model_connection
 from harbor.models.agent.name import AgentName
 
+from rlkit._util.redaction import is_secret_name
 from rlkit.config.loading.nodes import from_python, merge, plain
 from rlkit.endpoint import Endpoint, open_endpoint
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, sum_tallies
@@ -59,11 +60,10 @@ _CONNECTIONS: Mapping[str, _Connection] = {
             "COPILOT_PROVIDER_BASE_URL": "{url}",
             "COPILOT_PROVIDER_API_KEY": "{key}",
             "COPILOT_OFFLINE": "true",
-            "COPILOT_GITHUB_TOKEN": "",  # in place of the user's token, which Harbor gives to it
         },
     ),
     "deerflow": _Connection("openrouter/policy", {"OPENROUTER_API_KEY": "{key}"}, {"openrouter_base_url": "{url}"}),
-    "eve": _Connection(),
+    "eve": _Connection(options={"auto_env": False}),  # it would get all variables that its project names
     "grok-build": _Connection(
         options={"grok_config": {"model": {"policy": {"base_url": "{url}", "api_backend": "chat_completions"}}}}
     ),
@@ -160,6 +160,7 @@ async def open_installed_agent(
             """Let the agent of a trial reach its model, and skip its installation if possible."""
             agent = trial.agent
             assert isinstance(agent, BaseInstalledAgent)
+            _hide_variables_of_host(agent)
             install, run, execute = agent.install, agent.run, agent.exec_as_agent
 
             async def install_if_missing(environment: BaseEnvironment) -> None:
@@ -196,6 +197,29 @@ async def open_installed_agent(
 def _fill_in(template: Mapping[str, Json], endpoint: Endpoint) -> dict[str, Json]:
     """Put the address and key of an endpoint into a template of variables or options."""
     return json.loads(json.dumps(template).replace("{url}", endpoint.url).replace("{key}", endpoint.key))
+
+
+def _hide_variables_of_host(agent: BaseInstalledAgent) -> None:
+    """Let an agent of Harbor take the variables of its model and its secrets only from its own configuration.
+
+    Otherwise it would pass on the user's keys and tokens, and prefer services of the user to the endpoint.
+    """
+    execute, own = agent._exec, (agent._resolved_env_vars, agent.extra_env)  # pyright: ignore[reportPrivateUsage]  Harbor offers no other way
+
+    async def execute_without_secrets(
+        environment: BaseEnvironment,
+        command: str,
+        *,
+        user: str | int | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_sec: int | None = None,
+    ) -> object:
+        secrets = {value for name, value in os.environ.items() if is_secret_name(name)}
+        kept = {name: value for name, value in (env or {}).items() if value not in secrets or not is_secret_name(name)}
+        return await execute(environment, command, user=user, env=kept, cwd=cwd, timeout_sec=timeout_sec)
+
+    agent._env_sources, agent._exec = lambda: own, execute_without_secrets  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  likewise; it names the arguments
 
 
 async def _run_to_limit(
