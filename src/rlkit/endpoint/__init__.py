@@ -25,7 +25,7 @@ class Endpoint:
 
     root: str  # base address for clients of Anthropic, `http://127.0.0.1:PORT`
     key: str = field(repr=False)  # API key of the rollout, a secret of its own
-    _session: Session = field(repr=False)
+    _session: Session | None = field(default=None, repr=False)  # None for an address that nothing serves
 
     @property
     def url(self) -> str:
@@ -46,7 +46,7 @@ class Endpoint:
     @property
     def limit(self) -> LimitReached | None:
         """The first limit of the rollout that a request met."""
-        return self._session.limit
+        return None if self._session is None else self._session.limit
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ class Agent:
         if self.is_installed:
             from rlkit.envs.harbor.agents.installed import check_agent
 
-            check_agent(self.name, self.kwargs, own_names=AGENTS)
+            check_agent(self.name, self.kwargs, self.env, own_names=AGENTS)
         elif self.env:
             raise UsageError(f"agent_env has no effect on the {self.name} agent: leave it out")
 

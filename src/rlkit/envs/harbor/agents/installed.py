@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ from harbor.agents.factory import AgentFactory
 from harbor.agents.installed.base import BaseInstalledAgent, NonZeroAgentExitCodeError
 from harbor.agents.model_connection import resolve_model_connection
 from harbor.models.agent.name import AgentName
+from harbor.models.trial.config import AgentConfig
+from harbor.utils.env import resolve_env_vars
 
 from rlkit._util.redaction import is_secret_name
 from rlkit.config.loading.nodes import from_python, merge, plain
@@ -113,15 +116,15 @@ def find_model_name(agent: str) -> str | None:
     return f"{connection.provider}/policy" if is_connected else None
 
 
-def check_agent(name: str, kwargs: Mapping[str, Json], *, own_names: Iterable[str]) -> None:
-    """Raise a UsageError if Harbor has no such agent, it cannot use the policy, or it does not know an option."""
+def check_agent(name: str, kwargs: Mapping[str, Json], env: Mapping[str, str], *, own_names: Iterable[str]) -> None:
+    """Raise a UsageError if Harbor has no such agent, it cannot use the policy, or it refuses an option or variable."""
     names = AgentFactory.registered_names()
     if name not in names or find_model_name(name) is None:
         known = [*own_names, *filter(find_model_name, names)]
-        problem = f"there is no {name!r}"
+        problem = f"there is no {name!r}.{did_you_mean(name, known)}"
         if name in names:
-            problem = f"Harbor cannot give {name} the base URL of a server of OpenAI's or Anthropic's protocol"
-        raise UsageError(f"agent: {problem}.{did_you_mean(name, known)} Known: {', '.join(known)}")
+            problem = f"Harbor cannot give {name} the base URL of a server of OpenAI's or Anthropic's protocol."
+        raise UsageError(f"agent: {problem} Known: {', '.join(known)}")
     variable = _CONNECTIONS.get(name, _Connection()).host_variable
     if variable and not os.environ.get(variable):
         raise UsageError(
@@ -129,10 +132,38 @@ def check_agent(name: str, kwargs: Mapping[str, Json], *, own_names: Iterable[st
             "to any value: the agent gets the key of its rollout instead."
         )
     try:
-        AgentFactory.get_agent_class(AgentName(name)).parse_options({**kwargs})
+        variables = resolve_env_vars({**env})
     except ValueError as error:
+        raise UsageError(f"agent_env: {error}") from None
+    try:
+        AgentFactory.get_agent_class(AgentName(name)).parse_options({**kwargs}, variables)
+        fields = _make_fields(name, Endpoint("http://127.0.0.1", "the key of a rollout"), kwargs, env)
+        AgentFactory.create_agent_from_config(AgentConfig.model_validate(fields), logs_dir=Path())
+    except (OSError, TypeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines()]
         raise UsageError(f"agent_kwargs: {' '.join(lines[1:-1]) or lines[0]}") from None
+
+
+def _make_fields(name: str, endpoint: Endpoint, kwargs: Mapping[str, Json], env: Mapping[str, str]) -> dict[str, Json]:
+    """Return Harbor's configuration of an agent; raise a UsageError if a user's setting replaces the connection."""
+    connection = _CONNECTIONS.get(name, _Connection())
+    variables = {**endpoint.variables, **_fill_in(connection.variables, endpoint)}
+    return {
+        "name": name,
+        "model_name": find_model_name(name),
+        "kwargs": _merge(_fill_in(connection.options, endpoint), kwargs, endpoint, place="agent_kwargs"),
+        "env": _merge(variables, env, endpoint, place="agent_env"),
+    }
+
+
+def _merge(own: Mapping[str, Json], user: Mapping[str, Json], endpoint: Endpoint, *, place: str) -> dict[str, Json]:
+    merged = plain(merge(from_python(own), from_python(user)))
+    assert isinstance(merged, dict)
+    for name in filter(user.__contains__, own):
+        before, after = json.dumps(own[name]), json.dumps(merged[name])
+        if any(text in before and text not in after for text in (endpoint.root, endpoint.key)):
+            raise UsageError(f"{place}: {name} has the address or key of the rollout's policy: leave it to rlkit")
+    return merged
 
 
 @asynccontextmanager
@@ -148,13 +179,7 @@ async def open_installed_agent(
     """Let an agent use a policy until the end of the block; errors as of `open_endpoint`."""
     tallies = list[Tally]()
     async with open_endpoint(policy, host=endpoint_host, max_turns=max_turns) as endpoint:
-        connection = _CONNECTIONS.get(name, _Connection())
-        fields: dict[str, Json] = {
-            "name": name,
-            "model_name": find_model_name(name),
-            "kwargs": plain(merge(from_python(_fill_in(connection.options, endpoint)), from_python(kwargs))),
-            "env": {**endpoint.variables, **_fill_in(connection.variables, endpoint), **env},
-        }
+        fields = _make_fields(name, endpoint, kwargs, env)
 
         def prepare(trial: Trial) -> None:
             """Let the agent of a trial reach its model, and skip its installation if possible."""
