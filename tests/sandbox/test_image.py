@@ -174,6 +174,14 @@ def test_a_folder_is_a_root_file_system_if_it_looks_like_one(cache: Path, tmp_pa
     assert sorted(path.name for path in rootfs.iterdir()) == ["bin", "lib", "lib64", "usr"]
 
 
+@pytest.mark.parametrize("folder", ["missing", ".", "file"])
+def test_a_folder_of_the_host_must_exist(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+    path = folder if folder == "." else str(tmp_path / folder)
+    with pytest.raises(UsageError, match=f"host_folders: {path} is not the absolute path of a folder on this machine"):
+        image.base("host", folders=("/usr", path))
+
+
 def test_old_unused_layers_are_removed_if_there_are_too_many(cache: Path, tmp_path: Path) -> None:
     async def main() -> image.Image:
         built_image = await build_image(tmp_path / "c", f"FROM x\nRUN echo {tmp_path} > /one\nRUN echo two > /two\n")

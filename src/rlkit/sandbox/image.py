@@ -53,8 +53,11 @@ class Image:
 
 
 def base(rootfs: str, *, folders: tuple[str, ...] = ()) -> Image:
-    """Return the image of a root file system, a folder or `host`; raise a UsageError if the folder is not one."""
+    """Return the image of a root file system, a folder or `host`; raise a UsageError if a folder is not one."""
     if rootfs == HOST:
+        for folder in folders:
+            if not Path(folder).is_absolute() or not Path(folder).is_dir():
+                raise UsageError(f"host_folders: {folder} is not the absolute path of a folder on this machine")
         name, trees = host.trees(folders)
         return Image(name, trees)
     path = Path(rootfs).expanduser().resolve()
