@@ -225,10 +225,8 @@ def _fill_in(template: Mapping[str, Json], endpoint: Endpoint) -> dict[str, Json
 
 
 def _hide_variables_of_host(agent: BaseInstalledAgent) -> None:
-    """Let an agent of Harbor take the variables of its model and its secrets only from its own configuration.
-
-    Otherwise it would pass on the user's keys and tokens, and prefer services of the user to the endpoint.
-    """
+    """Let an agent take its secrets, and the variables of its model, only from its own configuration."""
+    # Otherwise it would pass on the user's keys and tokens, and prefer services of the user to the endpoint.
     execute, own = agent._exec, (agent._resolved_env_vars, agent.extra_env)  # pyright: ignore[reportPrivateUsage]  Harbor offers no other way
 
     async def execute_without_secrets(
