@@ -24,7 +24,6 @@ from rlkit.endpoint.session import Session
 from rlkit.types import Reply
 
 BODY_BYTES = 16 << 20  # limit of a request's body
-ARRIVING_BYTES = 4 * BODY_BYTES  # limit of the bodies of a key that arrive at the same time
 SIGNS_MAX: Mapping[str, int] = {"{[": 100_000, ",": 500_000}
 """Limits of the brackets and commas in a request's body, and so of the objects and values, in texts as well: to read as
 many takes a second, in which nothing else runs. A text with as many commas is longer than any context."""
@@ -124,22 +123,17 @@ async def _wait_until_gone(request: Request) -> None:
 
 
 async def _read_body(request: Request, session: Session) -> bytes:
-    body = bytearray()
+    body, size = bytearray(), int(request.headers.get("content-length", BODY_BYTES))
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_S), session.reserve_arrival(min(size, BODY_BYTES)):
             async for chunk in request.stream():
                 body += chunk
-                session.arriving_bytes += len(chunk)
                 if len(body) > BODY_BYTES:
                     raise Rejection(413, f"the body is larger than {BODY_BYTES} bytes")
-                if session.arriving_bytes > ARRIVING_BYTES:
-                    raise Rejection(413, f"the bodies that arrive together are larger than {ARRIVING_BYTES} bytes")
     except TimeoutError:
         raise Rejection(408, f"the body did not arrive within {BODY_S:g} s") from None
     except ClientDisconnect:
         raise Rejection(400, "the client is gone") from None
-    finally:
-        session.arriving_bytes -= len(body)
     for signs, limit in SIGNS_MAX.items():
         # Escaped, too: the arguments of tool calls are JSON in strings.
         spellings = [form for sign in signs for form in (sign, f"\\u{ord(sign):04x}", f"\\u{ord(sign):04X}")]

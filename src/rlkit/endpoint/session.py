@@ -10,7 +10,8 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol, override
 
 from rlkit.endpoint.protocol import Call, Exchange
@@ -18,6 +19,7 @@ from rlkit.endpoint.rejection import Rejection, explain
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RlkitError, ServiceError
 from rlkit.types import Message, Reply, Tool
 
+ARRIVING_BYTES = 64 << 20  # limit of the bodies of a session that arrive at the same time; it fits any one of them
 RESPONSES_MAX = 1000  # number of responses that later requests can name as the previous one
 
 
@@ -50,8 +52,8 @@ class Session(ABC):
         self._tasks = set[asyncio.Task[Reply]]()
         self._is_closed = False
         self._conversations = OrderedDict[str, Sequence[Message]]()
-        self.arriving_bytes = 0
-        """Bytes of requests whose bodies are not complete."""
+        self._arriving_bytes = 0
+        self._arrivals = asyncio.Condition()
         self.fault: RlkitError | None = None
         """The first failure that is not the fault of the client or the environment."""
         self.limit: LimitReached | None = None
@@ -60,6 +62,19 @@ class Session(ABC):
     @abstractmethod
     async def find_policy(self, model: str) -> ChatPolicy:
         """Return the policy that answers for a model; raise a `Rejection` if there is none."""
+
+    @asynccontextmanager
+    async def reserve_arrival(self, size: int) -> AsyncGenerator[None]:
+        """Wait until a body of a size fits among those that arrive, which it belongs to until the end of the block."""
+        async with self._arrivals:
+            await self._arrivals.wait_for(lambda: self._arriving_bytes + size <= ARRIVING_BYTES)
+            self._arriving_bytes += size
+        try:
+            yield
+        finally:
+            self._arriving_bytes -= size
+            async with self._arrivals:
+                self._arrivals.notify_all()
 
     async def respond(self, exchange: Exchange) -> Sequence[Reply]:
         """Reply to a request; raise Rejection if it is malformed or has no reply."""
