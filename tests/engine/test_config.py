@@ -33,6 +33,7 @@ MOE: dict[str, object] = {
 }
 GEMMA: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+QWEN: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "layer_types": [FULL] * 7 + [SLIDING]}
 
 
 def read_written(directory: Path, **extra: object) -> ModelConfig:
@@ -67,6 +68,10 @@ def test_an_unknown_architecture_is_rejected_with_a_list_of_known_ones(architect
         ({"mlp_bias": True}, "mlp_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({**GEMMA, "rope_parameters": {FULL: {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor"),
+        ({**GEMMA, "rope_parameters": {SLIDING: {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor"),
+        ({"rope_parameters": YARN, "rope_scaling": YARN | {"factor": 8.0}}, "rope_parameters and rope_scaling"),
+        ({**GEMMA, "rope_parameters": {FULL: {}}, "rope_scaling": YARN}, "rope_parameters and rope_scaling"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "longrope"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "differ by layer"),
@@ -119,8 +124,13 @@ def test_layers_with_a_sliding_window_are_those_of_the_family(
                 SLIDING: {"rope_type": "default", "rope_theta": 3e4},
             }
         },
+        {
+            "rope_theta": 2e6,
+            "rope_local_base_freq": 3e4,
+            "rope_parameters": {FULL: {"rope_type": "linear", "factor": 8.0}, SLIDING: {"rope_type": "default"}},
+        },
     ],
-    ids=["older", "newer"],
+    ids=["older", "newer", "both"],
 )
 def test_the_rotation_of_gemma_depends_on_the_window(extra: dict[str, object], tmp_path: Path) -> None:
     config = read_written(tmp_path, **GEMMA, sliding_window=256, **extra)
@@ -150,7 +160,15 @@ def test_the_rotation_of_gemma_depends_on_the_window(extra: dict[str, object], t
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "no_rope_layers"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+        ({**GEMMA, "sliding_window": None}, "sliding_window = None, but layers have a sliding window"),
+        ({**QWEN, "use_sliding_window": True, "sliding_window": None}, "sliding_window = None"),
+        ({**QWEN, "use_sliding_window": False}, "use_sliding_window = False"),
+        ({**GEMMA, "rope_local_base_freq": "3e4"}, "rope_local_base_freq"),
+        ({**GEMMA, "rope_local_base_freq": 1}, "rope_local_base_freq must be greater than 1"),
+        ({**GEMMA, "rope_parameters": {FULL: [1]}}, "full_attention"),
+        ({"rope_parameters": "default"}, "rope_parameters"),
         ({**GEMMA, "layer_types": [FULL] * 7}, "layer_types"),
+        ({**GEMMA, "layer_types": [FULL] * 9}, "layer_types"),
         ({**GEMMA, "layer_types": ["chunked_attention"] * 8}, "layer_types"),
         ({**GEMMA, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ({**MOE, "num_experts_per_tok": 5}, "num_experts_per_tok 5 is greater than the number of experts, 4"),
@@ -170,6 +188,27 @@ def test_an_invalid_configuration_file_is_a_one_line_error(text: str, tmp_path: 
     with pytest.raises(UsageError, match=r"config\.json") as caught:
         read_config(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra", "window"),
+    [
+        ("Gemma3ForCausalLM", {}, 4096),
+        ("MistralForCausalLM", {}, 4096),
+        ("MistralForCausalLM", {"sliding_window": None}, ALL_POSITIONS),
+        ("Phi3ForCausalLM", {}, ALL_POSITIONS),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": None}, ALL_POSITIONS),
+        ("Qwen3MoeForCausalLM", {**MOE, "use_sliding_window": True}, 4096),
+        ("Qwen3MoeForCausalLM", {**MOE, "sliding_window": 0}, ALL_POSITIONS),
+        ("SmolLM3ForCausalLM", {"use_sliding_window": True}, ALL_POSITIONS),
+    ],
+)
+def test_a_missing_sliding_window_has_the_default_of_its_family(
+    architecture: str, extra: dict[str, object], window: int, tmp_path: Path
+) -> None:
+    fields = {"max_position_embeddings": 8192} | extra | {"architectures": [architecture]}
+    assert read_written(tmp_path, **fields).attention[0].window == window
 
 
 def test_a_missing_field_has_the_default_of_its_family(tmp_path: Path) -> None:

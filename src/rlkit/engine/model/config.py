@@ -24,6 +24,7 @@ _SIZE = TypeAdapter[int](Annotated[int, Field(ge=1, le=_SIZE_MAX)])
 _NUMBER = TypeAdapter[float](Annotated[float, Field(gt=0, allow_inf_nan=False)])
 _COUNT = TypeAdapter[int](Annotated[int, Field(ge=0, le=_SIZE_MAX)])
 _INTEGERS = TypeAdapter(list[int])
+_OBJECT = TypeAdapter(dict[str, object])
 FLAG = TypeAdapter(bool)
 _SLIDING = "sliding_attention"
 _SCALINGS = ("default", "linear", "llama3", "yarn")
@@ -43,6 +44,7 @@ class _Family:
     unrotated_layers: bool = False
     slides: Literal["never", "if used", "all if used", "always", "five of six"] = "if used"
     """Layers with a sliding window: `if used` is by `use_sliding_window`."""
+    sliding_window: int | None = 4096
     activation_field: str = "hidden_act"
     has_experts: bool = False
     is_gemma: bool = False
@@ -70,11 +72,11 @@ _FAMILIES = {
     ),
     "LlamaForCausalLM": _Family(slides="never", grouped=False),
     "MistralForCausalLM": _Family(slides="always"),
-    "Phi3ForCausalLM": _Family(fused=True, slides="always", grouped=False, norm_eps=1e-5),
+    "Phi3ForCausalLM": _Family(fused=True, slides="always", sliding_window=None, grouped=False, norm_eps=1e-5),
     "Qwen2ForCausalLM": _Family(qkv_bias=True),
     "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128),
     "Qwen3MoeForCausalLM": _Family(qk_norm=True, slides="all if used", has_experts=True),
-    "SmolLM3ForCausalLM": _Family(unrotated_layers=True, rope_theta=2_000_000.0, tied=True),
+    "SmolLM3ForCausalLM": _Family(unrotated_layers=True, sliding_window=None, rope_theta=2_000_000.0, tied=True),
 }
 ARCHITECTURES = tuple(_FAMILIES)
 # By `attention_bias`.
@@ -211,9 +213,8 @@ class Fields:
             raise UsageError(f"{self.path}: {name}: {error.errors()[0]['msg']}, not {reprlib.repr(value)}") from None
 
     def section(self, name: str) -> Fields | None:
-        """Return a field that is an object; None if it is not."""
-        value = self.raw.get(name)
-        return Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
+        """Return a field that is an object; None if it is absent or null."""
+        return None if self.raw.get(name) is None else Fields(self.path, self.read(name, _OBJECT))
 
 
 def _check_variants(config: Fields, family: _Family) -> None:
@@ -226,18 +227,15 @@ def _check_variants(config: Fields, family: _Family) -> None:
             f"{config.path}: weights quantised with {method} (quantization_config) are not supported by the embedded "
             "engine; use the unquantised model or a GGUF file"
         )
-    rotary_factor = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
     unsupported = {
         family.activation_field: _read_activation(config, family) not in _ACTIVATIONS,
         "mlp_bias": config.read("mlp_bias", FLAG, default=False),
-        "partial_rotary_factor": (raw.get("partial_rotary_factor") or 1.0) != 1.0 or (rotary_factor or 1.0) != 1.0,
     }
     if family.is_gemma:
         names = ("attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
         unsupported |= {name: bool(raw.get(name)) for name in names}
     for name in (name for name, is_unsupported in unsupported.items() if is_unsupported):
-        value = raw.get(name, rotary_factor)
-        raise UsageError(f"{config.path}: {name} = {value!r} is not supported by the embedded engine")
+        raise UsageError(f"{config.path}: {name} = {raw.get(name)!r} is not supported by the embedded engine")
 
 
 def _read_activation(config: Fields, family: _Family) -> str:
@@ -249,16 +247,18 @@ def _read_attention(config: Fields, family: _Family, head_dim: int) -> tuple[Att
     layers = config.read("num_hidden_layers", _SIZE)
     unrotated = _read_unrotated(config, layers) if family.unrotated_layers else frozenset[int]()
     parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
-    local = Fields(config.path, {"rope_theta": config.raw.get("rope_local_base_freq")})
+    local = None
     if parameters is not None and family.local_theta is not None:
-        parameters, local = parameters.section("full_attention"), parameters.section("sliding_attention") or local
-    rope = parameters or scaling or Fields(config.path, {})
-    kind = _read_kind(rope, config, config.read("rope_theta", _NUMBER, family.rope_theta), head_dim)
-    local_kind = kind if family.local_theta is None else _read_kind(local, config, family.local_theta, head_dim)
-    window = config.read("sliding_window", _SIZE, _SIZE_MAX)
-    has_effect = window < config.read("max_position_embeddings", _SIZE)
-    sliding_kind = replace(local_kind, window=window) if has_effect else local_kind
+        parameters, local = parameters.section("full_attention"), parameters.section("sliding_attention")
+    if parameters and scaling and not scaling.raw.items() <= parameters.raw.items():
+        raise UsageError(f"{config.path}: rope_parameters and rope_scaling contradict each other: remove one of them")
+    kind = sliding_kind = _read_kind(parameters or scaling, config, "rope_theta", family.rope_theta, head_dim)
+    if family.local_theta is not None:
+        sliding_kind = _read_kind(local, config, "rope_local_base_freq", family.local_theta, head_dim)
     slides = _read_sliding_layers(config, family, layers, unrotated)
+    window = config.read("sliding_window", _SIZE, family.sliding_window) if slides else _SIZE_MAX
+    if window < config.read("max_position_embeddings", _SIZE):
+        sliding_kind = replace(sliding_kind, window=window)
     kinds = [sliding_kind if index in slides else kind for index in range(layers)]
     return tuple(replace(kind, theta=None) if index in unrotated else kind for index, kind in enumerate(kinds))
 
@@ -267,23 +267,22 @@ def _read_sliding_layers(
     config: Fields, family: _Family, layers: int, unrotated: frozenset[int]
 ) -> frozenset[int] | range:
     """Read the layers with a sliding window."""
-    depends = family.slides in ("if used", "all if used")
-    if family.slides == "never" or (depends and not config.read("use_sliding_window", FLAG, default=False)):
+    if family.slides == "never":
         return range(0)
+    is_used = family.slides in ("always", "five of six") or config.read("use_sliding_window", FLAG, default=False)
+    has_window = is_used and config.raw.get("sliding_window", family.sliding_window) is not None
     if family.slides in ("always", "all if used"):
-        return range(layers)
-    kinds = config.raw.get("layer_types")
-    if kinds is not None:
-        names = _as_list(kinds)
-        if len(names) < layers or any(name not in (_SLIDING, "full_attention") for name in names):
-            raise UsageError(
-                f"{config.path}: layer_types must have {_SLIDING!r} or 'full_attention' for each of the {layers} layers"
-            )
-        return frozenset(index for index in range(layers) if names[index] == _SLIDING)
-    if family.slides == "five of six":
+        return range(layers if has_window else 0)
+    sliding = _read_marks(config, "layer_types", (_SLIDING, "full_attention"), layers)
+    if sliding is None and family.slides == "five of six":
         interval = config.read("sliding_window_pattern", _SIZE, 6)
-        return frozenset(range(layers)) - {*range(interval - 1, layers, interval)}
-    return unrotated if family.unrotated_layers else range(config.read("max_window_layers", _COUNT, 28), layers)
+        sliding = frozenset(range(layers)) - {*range(interval - 1, layers, interval)}
+    if sliding is None and has_window:
+        return unrotated if family.unrotated_layers else range(config.read("max_window_layers", _COUNT, 28), layers)
+    if sliding and not has_window:
+        name = "sliding_window" if is_used else "use_sliding_window"
+        raise UsageError(f"{config.path}: {name} = {config.raw.get(name)!r}, but layers have a sliding window: set it")
+    return sliding or range(0)
 
 
 def _read_experts(config: Fields) -> ExpertConfig | None:
@@ -304,21 +303,32 @@ def _read_experts(config: Fields) -> ExpertConfig | None:
 
 def _read_unrotated(config: Fields, layers: int) -> frozenset[int]:
     """Read the layers without rotary embedding: zeros of SmolLM3's `no_rope_layers`, by default every fourth."""
-    marks_value = config.raw.get("no_rope_layers")
-    if marks_value is None:
+    unrotated = _read_marks(config, "no_rope_layers", (0, 1), layers)
+    if unrotated is None:
         interval = config.read("no_rope_layer_interval", _SIZE, 4)
         return frozenset(range(interval - 1, layers, interval))
-    marks = _as_list(marks_value)
-    if len(marks) < layers or any(mark not in (0, 1) for mark in marks):
-        raise UsageError(f"{config.path}: no_rope_layers must have a 0 or a 1 for each of the {layers} layers")
-    return frozenset(index for index in range(layers) if marks[index] == 0)
+    return unrotated
 
 
-def _read_kind(rope: Fields, config: Fields, default_theta: float, head_dim: int) -> AttentionKind:
-    """Read a rotary embedding, with its scaling, if any."""
-    theta = rope.read("rope_theta", _NUMBER, default_theta)
+def _read_marks(config: Fields, name: str, marks: tuple[object, object], layers: int) -> frozenset[int] | None:
+    """Read the layers with the first of two marks in a list of marks; None if the field is absent or null."""
+    if config.raw.get(name) is None:
+        return None
+    values = _as_list(config.raw[name])
+    if len(values) != layers or any(value not in marks for value in values):
+        raise UsageError(f"{config.path}: {name} must have {marks[0]!r} or {marks[1]!r} for each of {layers} layers")
+    return frozenset(index for index, value in enumerate(values) if value == marks[0])
+
+
+def _read_kind(rope: Fields | None, config: Fields, base: str, default_base: float, head_dim: int) -> AttentionKind:
+    """Read a rotary embedding, with its scaling, if any; its base may be in the field `base` of config.json."""
+    rope = rope or Fields(config.path, {})
+    theta = rope.read("rope_theta", _NUMBER, config.read(base, _NUMBER, default_base))
     if theta <= 1:
-        raise UsageError(f"{rope.path}: rope_theta must be greater than 1, not {theta}")
+        raise UsageError(f"{config.path}: {base} must be greater than 1, not {theta}")
+    for factor in (fields.raw.get("partial_rotary_factor") for fields in (config, rope)):
+        if factor not in (None, 1):
+            raise UsageError(f"{config.path}: partial_rotary_factor = {factor!r} is not supported by the engine")
     return AttentionKind(theta, _read_scaling(rope, config, theta, head_dim))
 
 
