@@ -21,10 +21,13 @@ from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter, make_sa
 from rlkit.engine.model.matrices import matmul
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights, load_weights
+from rlkit.engine.storage.checkpoints import CheckpointInfo
+from rlkit.engine.storage.peft import write_external
 from rlkit.engine.training.learner import Learner
 from rlkit.engine.training.losses import make_loss
 from rlkit.engine.training.packing import Example
 from rlkit.errors import UsageError
+from rlkit.testing import byte_model
 
 from .conftest import connect
 from .helpers import ce_datum
@@ -241,15 +244,37 @@ def test_a_client_trains_saves_resumes_and_exports_a_model(case: str, tmp_path: 
         assert train(trainer, 2) == train(resumed, 2)
         attention = client.create_lora_training_client(base_model="m", rank=4, train_mlp=False).result()
         attention.save_weights_external("attention").result()
-        if case == "qwen3-moe":
-            with pytest.raises(tinker.RequestFailedError, match="train with train_mlp=False"):
-                trainer.save_weights_external("all").result()
-        else:
-            trainer.save_weights_external("all").result()
+        trainer.save_weights_external("all").result()
         mlp = client.create_lora_training_client(
             base_model="m", rank=4, train_attn=False, train_unembed=False, seed=0
         ).result()
         assert train(mlp, 2)[1] < losses[0]
+
+
+@pytest.mark.parametrize("dense_layers", [[], [1]])
+def test_experts_merged_by_the_cookbook_have_the_log_probabilities_of_training(
+    dense_layers: list[int], tmp_path: Path, lanes: Lanes
+) -> None:
+    from tinker_cookbook.weights import build_hf_model
+    from transformers import AutoModelForCausalLM
+
+    directory = byte_model(tmp_path / "m")  # the cookbook needs a tokenizer
+    make(directory, "qwen3_moe", **MOE | {"mlp_only_layers": dense_layers, "vocab_size": 259})
+    weights = load_weights(directory)
+    adapter = make_adapter(weights.config, LoraSettings(4, train_unembed=False), seed=0)
+    adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
+    info = CheckpointInfo(str(directory), adapter.settings, steps=0)
+    (tmp_path / "adapter").mkdir()
+    write_external(info, adapter)(tmp_path / "adapter")
+    merged = tmp_path / "merged"
+    build_hf_model(base_model=str(directory), adapter_path=str(tmp_path / "adapter"), output_path=str(merged))
+    tokens = torch.randint(0, VOCABULARY, (150,), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        hidden = compute_hidden(weights, tokens, lay_out([150]), adapter=adapter)
+        actual = torch.log_softmax(matmul(hidden, weights.output), -1)
+        model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+        torch.testing.assert_close(actual, model(tokens[None]).logits[0].log_softmax(-1), atol=1e-4, rtol=0)
+    assert (actual - log_probabilities(directory, tokens, [150])).abs().max() > 0.1
 
 
 def train(trainer: tinker.TrainingClient, steps: int) -> list[float]:

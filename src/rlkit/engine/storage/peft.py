@@ -1,6 +1,7 @@
 """Adapters in the format of the `peft` package, for download.
 
-Invariant: `peft.PeftModel.from_pretrained` on the base model gives the log-probabilities of the model in training.
+Invariant: `peft.PeftModel.from_pretrained` on the base model gives the log-probabilities of the model in training. For
+experts that are trained, a model merged by tinker-cookbook does: transformers fuses them, so peft cannot adapt each.
 
 The output layer is `lm_head`. If the embedding is tied to it, `peft` adapts only the output, as in training, and warns
 that merging into the shared matrix would also change the input. Untie the matrices before merging.
@@ -33,6 +34,7 @@ _MODULES = {
     "down": "mlp.down_proj",
     "unembed": "lm_head",
 }
+_EXPERT_MODULES = {"gate": "mlp.experts.w1", "down": "mlp.experts.w2", "up": "mlp.experts.w3"}
 
 
 def write_external(info: CheckpointInfo, adapter: Adapter, recipients: Sequence[str] = ()) -> Callable[[Path], None]:
@@ -44,11 +46,6 @@ def write_external(info: CheckpointInfo, adapter: Adapter, recipients: Sequence[
     if adapter.config.fused:
         raise UsageError(
             f"save_weights_external: the matrices of {info.base_model} are fused, which peft does not support"
-        )
-    if adapter.config.experts and adapter.settings.train_mlp:
-        raise UsageError(
-            f"save_weights_external: transformers fuses the experts of {info.base_model}, so peft cannot adapt each of "
-            "them; train with train_mlp=False for an adapter in peft's format"
         )
     encrypt = _make_encryption(recipients)
 
@@ -65,19 +62,24 @@ def write_external(info: CheckpointInfo, adapter: Adapter, recipients: Sequence[
 def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
     """Return the adapter's matrices by their names in peft, in the shapes of `torch.nn.Linear`.
 
-    A is `[r, in]`, B `[out, r]`.
+    A is `[r, in]`, B `[out, r]`. Those of the experts of a layer are stacked, with the names of the hosted service.
     """
     rank = adapter.settings.rank
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, list[Tensor]] = {}
     for name in [name for name in adapter.views if name.endswith(".lora_A")]:
         stem, _, group = name.removesuffix(".lora_A").rpartition(".")
+        layer, _, expert = stem.partition(".experts.")
         for index, part in enumerate(GROUPS[group]):
             a = adapter.views[name][index * rank : (index + 1) * rank]
             b = adapter.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"]
-            key = f"base_model.model.{f'model.{stem}.' if stem else ''}{_MODULES[part]}"
-            tensors[f"{key}.lora_A.weight"] = a.detach().clone()
-            tensors[f"{key}.lora_B.weight"] = b.detach().t().contiguous()
-    return tensors
+            module = _EXPERT_MODULES[part] if expert else _MODULES[part]
+            key = f"base_model.model.{f'model.{layer}.' if layer else ''}{module}"
+            tensors.setdefault(f"{key}.lora_A.weight", []).append(a.detach())
+            tensors.setdefault(f"{key}.lora_B.weight", []).append(b.detach().t())
+    return {
+        name: torch.stack(parts) if ".experts." in name else parts[0].clone(memory_format=torch.contiguous_format)
+        for name, parts in tensors.items()
+    }
 
 
 def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
