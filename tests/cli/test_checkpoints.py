@@ -23,6 +23,8 @@ from rlkit.tinker_client.connector import ServiceAddress
 from rlkit.tinker_client.sdk import TinkerService
 from rlkit.tools.export import export
 from rlkit.types import Prompt
+from tests.engine.conftest import connect
+from tests.engine.test_families import make
 
 TEXT = np.frombuffer(b"the cat sat on the mat", np.uint8).astype(np.int32)
 
@@ -225,6 +227,20 @@ def test_invalid_export_is_an_error_of_one_line(
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_cannot_be_exported_is_an_error_of_one_line(
+    trained: Trained, rlkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = make(byte_model(tmp_path / "phi3"), "phi3", vocab_size=259)
+    with connect(trained.server) as client:
+        path = client.create_lora_training_client(str(model), rank=4).result().save_state("state").result().path
+    result = rlkit("export", path, "--to", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(
+        f"error: downloading {path}: Request failed: save_weights_external: the matrices of {model} are fused, which "
+        "peft does not support\n"
+    )
 
 
 def test_existing_folder_is_not_overwritten(rlkit: Callable[..., Any], tmp_path: Path) -> None:

@@ -351,7 +351,7 @@ async def _await_answer[T](future: Awaitable[T], activity: str) -> T:
         raise ServiceError(f"{activity}: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def translate_error(error: tinker.TinkerError, activity: str) -> RlkitError:
+def translate_error(error: Exception, activity: str) -> RlkitError:
     """Return the rlkit error for an exception that the SDK raised after its retries."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     request_id = getattr(error, "request_id", None) or headers.get("x-request-id")

@@ -18,10 +18,10 @@ from rlkit._util.files import write_text
 from rlkit._util.model_names import hub_id
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import ServiceConfig
-from rlkit.errors import MissingError, ServiceError, UsageError
+from rlkit.errors import MissingError, UsageError
 from rlkit.tinker_client.connect import reach_service
 from rlkit.tinker_client.connector import ServiceAddress
-from rlkit.tinker_client.sdk import TinkerService
+from rlkit.tinker_client.sdk import TinkerService, translate_error
 
 type ExportForm = Literal["adapter", "merged", "raw"]
 """LoRA adapter in the layout of `peft`, merged model in the layout of `transformers`, or the service's own files."""
@@ -129,8 +129,8 @@ def _download(path: str, adapter: Path, at: ServiceAddress) -> None:
             warnings.simplefilter("ignore", FutureWarning)  # the SDK warns about a call in tinker-cookbook
             weights.download(tinker_path=path, output_dir=str(adapter), base_url=at.base_url)
     except WeightsDownloadError as error:
-        reason = f" ({_first_line(error.__cause__)})" if isinstance(error.__cause__, Exception) else ""
-        raise ServiceError(f"downloading {path}: {_first_line(error)}{reason}") from error
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise translate_error(cause, f"downloading {path}") from error
 
 
 def _build(base: str, adapter: Path, output: Path, form: ExportForm) -> None:
