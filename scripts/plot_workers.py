@@ -1,4 +1,4 @@
-"""Draw the progress of three runs whose grader uses a processor for 0.3 s a reply: with no, one and two workers.
+"""Draw the progress of three runs whose grader uses a processor for a while: with no, one and two workers.
 
     python scripts/plot_workers.py --out docs/assets/workers.svg
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from itertools import accumulate
 
 import matplotlib.pyplot as plt
@@ -20,7 +19,9 @@ from matplotlib.figure import Figure
 import rlkit
 
 STEPS = 5
-GRADING_S = 0.3
+ADDITIONS = 8_000_000
+"""Work of the grader: 0.3 s on the machine of the documentation."""
+
 RUNS = {0: "#adb5bd", 1: "#748ffc", 2: "#3b5bdb"}  # colours by the number of workers
 
 
@@ -33,9 +34,7 @@ class SlowSum(rlkit.Env):
     async def rollout(self, policy: rlkit.Policy) -> float:
         """Ask for the sum, and return 1 for a right answer."""
         reply = await policy.chat([{"role": "user", "content": f"{self.left} + {self.right} ="}])
-        end_s = time.thread_time() + GRADING_S
-        while time.thread_time() < end_s:
-            pass
+        sum(range(ADDITIONS))
         return float(str(self.left + self.right) in reply.text)
 
 
@@ -61,10 +60,10 @@ def draw() -> Figure:
         os.environ["RLKIT_RUNS_DIR"] = folder
         for workers, colour in RUNS.items():
             ends_s = [0.0, *measure_ends(workers)]
-            axes.plot(ends_s, range(len(ends_s)), color=colour, marker="o")
-            axes.annotate(f"workers: {workers}", (ends_s[-1], len(ends_s) - 1), (4, 6), textcoords="offset points")
-            print(f"workers: {workers}, {ends_s[-1] / STEPS:.1f} s a step", flush=True)
-    axes.set(xlabel="seconds", ylabel="steps", yticks=range(STEPS + 1), xlim=(0, None), ylim=(0, STEPS + 0.6))
+            label = f"workers: {workers}, {ends_s[-1] / STEPS:.0f} s a step"
+            axes.plot(ends_s, range(len(ends_s)), color=colour, marker="o", label=label)
+    axes.set(xlabel="seconds", ylabel="steps", yticks=range(STEPS + 1), xlim=(0, None), ylim=(0, None))
+    axes.legend(frameon=False, loc="upper left")
     return figure
 
 
