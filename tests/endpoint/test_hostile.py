@@ -150,6 +150,11 @@ def test_a_body_waits_for_those_that_arrive_already(monkeypatch: pytest.MonkeyPa
         (b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer %s\r\ncontent-length: 9\r\n\r\n{", b"408"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nx: " + b"y" * 100_000, b"431"),
         (b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer %s\r\ncontent-length: -1\r\n\r\n", b"400"),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer %s\r\nconnection: close\r\n"
+            b"content-encoding: gzip\r\ncontent-length: 1\r\n\r\n{",
+            b"415",
+        ),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"400"),
     ],
 )

@@ -123,6 +123,9 @@ async def _wait_until_gone(request: Request) -> None:
 
 
 async def _read_body(request: Request, session: Session) -> bytes:
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Rejection(415, f"Content-Encoding {encoding!r} is not supported; send the body as it is")
     body, size = bytearray(), int(request.headers.get("content-length", BODY_BYTES))
     try:
         async with asyncio.timeout(BODY_S), session.reserve_arrival(min(size, BODY_BYTES)):
