@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 WAIT_MS = 60_000
 """Ends a hang."""
 
-# The address changes before the page hears of it and marks itself busy: a task later it has.
-READY = """async () => {
-  await new Promise((resolve) => setTimeout(resolve));
+NEXT_TASK = "() => new Promise((resolve) => setTimeout(resolve))"
+
+READY = """() => {
   const main = document.querySelector("#main");
   return main && !main.hasAttribute("aria-busy") && main.querySelector("h1") !== null;
 }"""
@@ -67,6 +67,8 @@ class Visit:
 
     def wait(self) -> Visit:
         """Wait until the page is drawn."""
+        # The address changes before the page hears of it and marks itself busy: a task later it has.
+        self.page.evaluate(NEXT_TASK)
         self.page.wait_for_function(READY)
         return self
 
