@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from string import ascii_letters, digits
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
@@ -25,24 +24,18 @@ from rlkit.view.library import Library
 from rlkit.view.records.reader import Row
 from rlkit.view.server import STATIC
 
-_quote = partial(quote, safe="!~*'()")
-"""Escape what `encodeURIComponent` of JavaScript escapes."""
+_quote = partial(quote, safe="!~*'()")  # escapes what `encodeURIComponent` of JavaScript escapes
 
+# The page loads nothing but its data, and its frames cannot leave for another address.
 _POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' data: file:; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'"
 )
-"""Policy of the page, which loads nothing but its data, and whose frames cannot leave for another address."""
-
-_FILE_BYTES = 64 << 20
-"""Limit of the data in a single file, which a browser reads as a whole."""
+_FILE_BYTES = 64 << 20  # limit of the data in a single file, which a browser reads as a whole
 
 
 def export_html(library: Library, path: Path, *, note: Callable[[str], None] = lambda message: None) -> Path:
-    """Write the pages of all runs of a library, and return the page to open.
-
-    Args:
-        path: a file that ends in `.html`, or a folder.
+    """Write the pages of all runs of a library to a new folder, or a file `*.html`, and return the page to open.
 
     Raises:
         UsageError: the path exists already, a single file would be too large, or the only run is damaged.
@@ -119,21 +112,13 @@ def _read_files(path: str, episode: Row) -> Iterator[tuple[str, bytes]]:
 
 
 def _file_name(path: str) -> str:
-    """Return a path of the API as the name of a file, within folders if it is long.
-
-    Other characters than letters, digits, `-` and `_` become the hexadecimal numbers of their bytes.
-    """
-    plain = f"{ascii_letters}{digits}-_".encode()
-    name = "".join(chr(byte) if byte in plain else f".{byte:02x}" for byte in path.encode())
+    """Return a path of the API, which is ASCII, as the name of a file, within folders if it is long."""
+    name = re.sub(r"[^\w-]", lambda match: f".{ord(match[0]):02x}", path)
     return re.sub(r".{200}(?=.)", r"\g<0>/", name)
 
 
 def _make_page(data: Row, start: str) -> str:
-    """Return index.html with its styles, scripts and data inside, since modules do not load from a disk.
-
-    Args:
-        start: fragment of the page that opens first.
-    """
+    """Return index.html with its styles, scripts and data inside, since modules do not load from a disk."""
     # No text of a model can end the script: the data is base64, and `<` is escaped in the names of pages.
     frame = (STATIC / "frame.html").read_text()
     store = json.dumps({**data, "frame": frame}).replace("<", "\\u003c")

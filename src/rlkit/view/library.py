@@ -26,19 +26,15 @@ from rlkit.view.records.reader import RecordReader, Row
 from rlkit.view.records.verifiers import VerifiersReader
 from rlkit.view.run_reader import RunReader
 
+# Files that change when a run, or a record of another tool, has more to show.
 _GROWING = ("run.json", "metrics.jsonl", "usage.json", "results.jsonl", "traces.jsonl")
-"""Files that change when a run, or a record of another tool, has more to show."""
 
 
 @dataclass
 class Library:
-    """Runs by id.
+    """Runs by id."""
 
-    Args:
-        places: folders of runs, runs, and records of other tools.
-    """
-
-    places: Sequence[Path]
+    places: Sequence[Path]  # folders of runs, runs, and records of other tools
     _summaries: dict[Path, tuple[object, Row]] = field(default_factory=dict[Path, tuple[object, Row]])
 
     @classmethod

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
@@ -40,8 +40,7 @@ _GROUP = ("position", "draw", "env", "task")
 _TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")
 _PENDING = "not trained yet"
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
-_DIGITS = 5
-"""Decimals of log-probabilities and advantages on the page."""
+_DIGITS = 5  # decimals of log-probabilities and advantages on the page
 
 _read_lines = cache_file(read_metrics)
 _find_problems = cache_file(lambda path: [asdict(finding) for finding in find_problems(_read_lines(path))])
@@ -98,24 +97,23 @@ class RunReader(RecordReader):
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
         path = self.path / "config.yaml"
         config = read_settings(path) if path.exists() else []
-        saved = [(each.step, each.state, each.expires) for each in checkpoints(self.path)]
+        saved = checkpoints(self.path)
         return {
             **self.summary(),
             "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
-            "checkpoints": [{"step": step, "path": path, "expires": expires} for step, path, expires in saved],
-            "best_step": self._find_best_step({name: value for name, value, _ in config}, [step for step, *_ in saved]),
+            "checkpoints": [{"step": each.step, "path": each.state, "expires": each.expires} for each in saved],
+            "best_step": self._find_best_step(
+                {name: value for name, value, _ in config}, {each.step for each in saved}
+            ),
             "versions": about.get("versions", {}),
             "steps_recorded": list_tables(self.path, "step"),
             "evaluations": list_tables(self.path, "evaluation"),
             "parts": ["discovery"] if self.search_envs() else [],
         }
 
-    def _find_best_step(self, settings: Mapping[str, str], saved: Sequence[int]) -> int | None:
-        """Return the first step with the best value of the metric that selects weights, of the steps with a checkpoint.
-
-        Without checkpoints, all steps are compared.
-        """
+    def _find_best_step(self, settings: Mapping[str, str], saved: Set[int]) -> int | None:
+        """Return the first step with the best value of the metric that selects weights, of `saved` if there are any."""
         metric = json.loads(settings.get("best.metric", "null")) or "eval/all/reward/mean"
         lines = [(step, metrics) for step, metrics in _read_lines(self._metrics_path) if not saved or step in saved]
         values = {step: metrics[metric] for step, metrics in lines if metric in metrics}
@@ -136,7 +134,7 @@ class RunReader(RecordReader):
         kind, number = step
         rows = sorted(tables.read_members(find_table(self.path, step)), key=lambda row: row["position"])
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" else {}
-        _, last = json_lines.read_ends(self.path / "metrics.jsonl", '"env/')
+        _, last = json_lines.read_ends(self._metrics_path, '"env/')
         is_pending = not updates and number > last.get("step", 0)  # a step has metrics once it is trained
         reason = "evaluation" if kind == "evaluation" else _PENDING if is_pending else None
         groups = [list(attempts) for _, attempts in groupby(rows, key=lambda row: row["position"])]
@@ -186,11 +184,7 @@ def _average_ends(lines: Iterable[Mapping[str, float]], prefix: str) -> list[flo
 
 
 def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: str | None) -> Row:
-    """Return a group from the rows of its attempts.
-
-    Args:
-        reason: reason why the whole step did not teach, if there is one.
-    """
+    """Return a group from the rows of its attempts; a reason is why the whole step did not teach."""
     first, final = attempts[0], sorted((row for row in attempts if row["final"]), key=lambda row: row["member"])
     reason = (reason or _find_reason(final, update)) if first["counts"] else "replaced by another group"
     return {
@@ -232,11 +226,7 @@ def _find_reason(final: Sequence[Row], update: RecordedUpdate | None) -> str | N
 def _list_turns(
     turns: Sequence[Row], sequences: Sequence[RecordedSequence] | None, pieces: Mapping[int, TokenPiece]
 ) -> Iterator[Row]:
-    """Yield each turn with the numbers of its tokens.
-
-    Args:
-        sequences: training sequences of the episode; None if no update of its group was recorded.
-    """
+    """Yield each turn with the numbers of its tokens; `sequences` is None if no update of the group was recorded."""
     trained = place_numbers(sequences or (), turns)
     for index, turn in enumerate(turns):
         datum, numbers = trained.get(index, (None, np.full((2, len(turn["completion"])), np.nan)))

@@ -41,16 +41,12 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+# An environment's own picture has no origin, and no network but WebRTC, which browsers have no policy for.
 _FRAME_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; frame-ancestors 'self'"
 )
-"""Policy of the frame that shows an environment's own picture: its code has no origin, and no network but WebRTC, which
-browsers have no policy for."""
-
-
-_GRACE_S = 5
-"""Time that running requests have to end when the server stops."""
+_GRACE_S = 5  # time that running requests have to end when the server stops
 
 
 @cache
@@ -65,12 +61,7 @@ def content_security_policy(frame_ancestors: str) -> str:
 
 
 def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -> Starlette:
-    """Return the application.
-
-    Args:
-        token: required for all data.
-        frame_ancestors: sources of the pages that may show these pages in a frame, as in a policy.
-    """
+    """Return the application, which gives data for the token; `frame_ancestors` may show its pages in a frame."""
 
     async def give_data(request: Request) -> Response:
         sent_token = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -81,16 +72,16 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
             data = await asyncio.to_thread(library.respond, path, dict(request.query_params))
         except (RlkitError, OSError) as error:
             return JSONResponse({"error": str(error)}, 404 if isinstance(error, UsageError) else 500)
-        tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
-        is_known = request.headers.get("if-none-match") == tag
-        content, status = (b"", 304) if is_known else (data, 200)
-        return Response(content, status, {"ETag": tag}, "application/json")
+        headers = {"ETag": f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type="application/json")
 
     async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call_next(request)
-        is_frame = request.url.path == "/frame.html"
-        others = "" if "none" in frame_ancestors else f" {frame_ancestors}"
-        policy = _FRAME_POLICY + others if is_frame else content_security_policy(frame_ancestors)
+        policy = content_security_policy(frame_ancestors)
+        if request.url.path == "/frame.html":
+            policy = _FRAME_POLICY + ("" if "none" in frame_ancestors else f" {frame_ancestors}")
         response.headers.update({"Content-Security-Policy": policy, **_HEADERS})
         return response
 
@@ -103,11 +94,7 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
 
 
 class ViewServer:
-    """A server of the pages on a port of loopback.
-
-    Args:
-        port: 0 for a free one.
-        frame_ancestors: as in `make_app`.
+    """A server of the pages on a port of loopback; 0 is a free one.
 
     Raises:
         UsageError: the port is in use.

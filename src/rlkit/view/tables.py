@@ -31,11 +31,7 @@ _BATCH_ROWS = 16  # as Python objects, tokens need ten times the memory
 
 
 def cache_file[T](read: Callable[[Path], T], *, files: int = 2) -> Callable[[Path], T]:
-    """Return a function that keeps what `read` returned, which nobody may change, until the file changes.
-
-    Args:
-        files: number of files whose content is kept.
-    """
+    """Return a function that keeps what `read` returned of some files, which nobody may change, until one changes."""
     read_version = lru_cache(files)(lambda path, *_: read(path))
     return lambda path: read_version(path, *((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else ()))
 

@@ -58,11 +58,8 @@ function loadScript(path, src) {
 }
 
 /** Return the name of the file of a record, as `_file_name` of the export makes it. */
-function recordName(path) {
-  const escapeByte = (byte) => `.${byte.toString(16).padStart(2, "0")}`;
-  const escape = (char) => [...new TextEncoder().encode(char)].map(escapeByte).join("");
-  return path.replace(/[^A-Za-z0-9_-]/gu, escape).replace(/.{200}(?=.)/g, "$&/");
-}
+const recordName = (path) =>
+  path.replace(/[^\w-]/g, (char) => `.${char.charCodeAt().toString(16)}`).replace(/.{200}(?=.)/g, "$&/");
 
 async function decodeRecord(text) {
   const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
