@@ -7,27 +7,18 @@ const MATCHES = 40;
 const STACK_COLOURS = ["--c0", "--c2", "--c1"];
 const DASHES = [[], [7, 4], [2, 3]]; // of the series of a panel, if the colours tell runs apart
 
-/**
- * Return {node, requery, refresh} of the curves.
- * sources: [{run, metrics}] with `metrics` as the API returns them; several are overlaid.
- */
-export function drawCurves(sources, query) {
+/** Return {node, show(sources, query)}; sources: [{run, metrics}] as the API returns them, several are overlaid. */
+export function makeCurves() {
   const grid = h("div.chart-grid");
   const controls = h("div.toolbar");
-  const draw = () => replace(grid, choosePanels(sources, query).map((panel) => drawPanel(panel, sources, query)));
-  const drawControls = () => replace(controls, listControls(allMetrics(sources), query));
-  drawControls();
-  draw();
-  return {
-    node: h("div", controls, grid),
-    requery: (changed) => ((query = changed), draw()),
-    refresh(changed) {
-      const [before, after] = [sources, changed].map((each) => Object.keys(allMetrics(each)).length);
-      sources = changed;
-      if (after !== before) drawControls();
-      draw();
-    },
+  let count = null; // of the metrics that the controls offer
+  const show = (sources, query) => {
+    const metrics = allMetrics(sources);
+    if (Object.keys(metrics).length !== count) replace(controls, listControls(metrics, query));
+    count = Object.keys(metrics).length;
+    replace(grid, choosePanels(sources, query).map((panel) => drawPanel(panel, sources, query)));
   };
+  return { node: h("div", controls, grid), show };
 }
 
 const allMetrics = (sources) => Object.assign({}, ...sources.map(({ metrics }) => metrics.metrics));

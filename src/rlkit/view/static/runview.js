@@ -3,32 +3,41 @@ import { loadAll } from "rlkit/api";
 import { h, keepFocus, replace } from "rlkit/dom";
 import { apiPath, runHash } from "rlkit/route";
 
+/** Return {run, data, query, paths} of a page inside a run: its state, with the data of the paths. */
+export async function loadPage(id, query, ...paths) {
+  const [run, ...data] = await loadAll(apiPath("run", id), ...paths);
+  return { run, data, query, paths };
+}
+
 /**
  * Return a view of a page inside a run.
- * tab: key of its tab. places: [label, ...path] from below the run to the page. content: nodes. others: more of the
- * view. The tabs follow the run. `refresh` of the others gets the data of their `watch`, or else the run. If they have
- * `paths` with their `data`, `update` gets what is loaded from the paths anew.
+ * page: its state, which is kept up to date. tab: key of its tab. places: [label, ...path] from below the run to the
+ * page. content: nodes that draw(view) fills, now and for other data or another query. others: more of the view, and
+ * redraw(view) for a run that has changed.
  */
-export function makeRunView(run, tab, places, content, others = {}) {
+export function makeRunView(page, tab, places, content, draw, { redraw, ...others } = {}) {
+  const { run } = page;
   const crumbs = [[run.name], ...places].map(([label, ...path]) => [label, runHash(run.id, ...path)]);
   const title = crumbs.map(([label]) => label).reverse().join(", ");
   crumbs.unshift(["Runs", "#/"]);
   const tabs = drawTabs(run, tab);
   const node = h("div.page", tabs, content);
-  const { paths = [], update } = others;
-  let shown = others.data;
-  const refresh = async (data) => {
-    const latestTabs = drawTabs(data, tab);
-    const isNew = data.steps_recorded && !tabs.isEqualNode(latestTabs);
-    if (isNew) keepFocus(tabs, () => replace(tabs, ...latestTabs.children));
-    others.refresh?.(data);
-    const latest = await loadAll(...paths);
-    if (latest.every((each, index) => each === shown[index])) return;
-    shown = latest;
-    keepFocus(node, () => update(...latest));
-  };
   const watch = apiPath("run", run.id);
-  return { title, node, crumbs, up: crumbs.at(-2)[1], watch, watched: run, ...others, refresh };
+  const view = { title, node, crumbs, up: crumbs.at(-2)[1], watch, watched: run };
+  view.requery = (query) => ((page.query = query), draw(view));
+  view.refresh = async (latestRun) => {
+    page.run = latestRun;
+    const latestTabs = drawTabs(latestRun, tab);
+    if (!tabs.isEqualNode(latestTabs)) keepFocus(tabs, () => replace(tabs, ...latestTabs.children));
+    redraw?.(view);
+    const latest = await loadAll(...page.paths);
+    if (latest.every((each, index) => each === page.data[index])) return;
+    page.data = latest;
+    keepFocus(node, () => draw(view));
+  };
+  draw(view);
+  redraw?.(view);
+  return Object.assign(view, others);
 }
 
 /** Return the place of a step or evaluation, for `makeRunView`. */

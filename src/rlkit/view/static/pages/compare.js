@@ -1,5 +1,5 @@
 /** Several runs: curves overlaid, results side by side, and the difference of their configurations. */
-import { drawCurves } from "rlkit/curves";
+import { makeCurves } from "rlkit/curves";
 import { drawRun, HEADS } from "rlkit/pages/runs";
 import { runColour } from "rlkit/panels";
 import { apiPath, emptyNote, errorBlock, h, loadAll, makeHash, makeHeadedRow, makeTable, replace, section, splitIds,
@@ -13,22 +13,25 @@ export default async function showCompare([, list], query) {
   const failures = results.flatMap(({ reason }) => (reason ? errorBlock(reason.message) : []));
   const summary = h("div");
   const drawRow = ({ run }, index) => drawRun({ ...run, name: run.id }, swatch(runColour(index)));
-  const drawSummary = () => replace(summary, makeTable("Runs", HEADS, sources.map(drawRow)).node);
-  drawSummary();
-  const curves = drawCurves(sources, query);
+  const curves = makeCurves();
+  const draw = () => {
+    replace(summary, makeTable("Runs", HEADS, sources.map(drawRow)).node);
+    curves.show(sources, query);
+  };
+  draw();
   const refresh = async ({ runs }) => {
     const rows = new Map(runs.map((row) => [row.id, row]));
     const isOld = ({ run }) => ["updated", "status"].some((key) => rows.get(run.id)?.[key] !== run[key]);
     if (!sources.some(isOld)) return;
     sources = await Promise.all(sources.map((source) => (isOld(source) ? loadSource(source.run.id) : source)));
-    drawSummary();
-    curves.refresh(sources);
+    draw();
   };
+  const requery = (changed) => ((query = changed), draw());
   const difference = drawDifference(sources.map(({ run }) => run));
   const node = h("div.page", h("h1", "Compare runs"), failures, summary, curves.node, difference);
   const crumbs = [["Runs", "#/"], [`Compare ${ids.length}`, makeHash(["compare", list])]];
   const up = makeHash([], { select: list });
-  return { title: "Compare runs", node, crumbs, up, watch: "runs", refresh, requery: curves.requery };
+  return { title: "Compare runs", node, crumbs, up, watch: "runs", refresh, requery };
 }
 
 async function loadSource(id) {

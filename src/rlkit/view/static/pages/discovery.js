@@ -1,7 +1,7 @@
 /** A search for constructions: its records with drawings, and the tree of its states. */
 import { drawImage } from "rlkit/chat";
 import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, drawChart, emptyNote, factList, fold, formatNumber, h, isKnown, loadAll, makeHeadedRow, makeRunView,
+import { apiPath, drawChart, emptyNote, factList, fold, formatNumber, h, isKnown, loadPage, makeHeadedRow, makeRunView,
   makeTable, plural, replace, runHash, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
@@ -9,17 +9,18 @@ const DIGITS = 7;
 
 export default async function showDiscovery([, id]) {
   const path = apiPath("run", id, "discovery");
-  const [run, data] = await loadAll(apiPath("run", id), path);
+  const page = await loadPage(id, {}, path);
   const body = h("div.stack");
   const articles = new Map(); // what a record says → its article, which stays as it was opened
-  const draw = ({ searches }) => {
-    const sections = searches.map((search) => drawSearch(run, search, articles));
+  const draw = () => {
+    const [{ searches }] = page.data;
+    const sections = searches.map((search) => drawSearch(page.run, search, articles));
     replace(body, searches.length ? sections : emptyNote("No search is recorded."));
   };
-  draw(data);
   const content = [h("h1", "Discovery"), body];
-  const following = { watch: path, watched: data, refresh: draw };
-  return makeRunView(run, "discovery", [["Discovery", "discovery"]], content, following);
+  const refresh = (latest) => ((page.data = [latest]), draw());
+  const following = { watch: path, watched: page.data[0], refresh };
+  return makeRunView(page, "discovery", [["Discovery", "discovery"]], content, draw, following);
 }
 
 /** Return the chart of the best value after each step, or null if no record has a step. */

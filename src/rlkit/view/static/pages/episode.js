@@ -5,24 +5,25 @@ import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
 import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, joinFacts,
-  loadAll, makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace,
+  loadPage, makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace,
   tabLinks, taskLead, textLine, trainingFacts } from "rlkit/ui";
 
 export default async function showEpisode([, id, kind, step, , ...place], query) {
   const path = apiPath("run", id, kind, step, "episode", ...place);
-  const [run, first] = await loadAll(apiPath("run", id), path);
-  let [episode, state, shown] = [first, query, {}];
+  const page = await loadPage(id, query, path);
+  let shown = {};
   const at = (other, changed) => other && makeHash(["run", id, kind, step, "episode", ...other], changed);
   const [head, tabs, body] = [h("div"), h("div"), h("div.episode-body")];
-  const requery = (changed) => {
-    state = changed;
+  const draw = () => {
+    const { query: state, data: [episode] } = page;
     const views = listViews(episode, path);
     const [view, , drawView] = views.find(([key]) => key === state.view) ?? views[0];
-    if (view === shown.view) return shown.colour?.(colouringOf(state));
-    const hrefOf = (changes) => at(place, { ...state, ...changes });
+    if (episode !== shown.episode) replace(head, drawHead(id, episode, title));
+    else if (view === shown.view) return shown.colour?.(colouringOf(state));
+    const hrefOf = (changes) => at(place, { ...page.query, ...changes });
     const links = views.map(([key, label]) => [key, label, hrefOf({ view: key === "chat" ? null : key })]);
     replace(tabs, tabLinks("Views of the episode", links, view));
-    shown = { view, ...drawView(state) };
+    shown = { episode, view, ...drawView(state) };
     const hasTree = (view === "chat" || view === "tokens") && episode.turns.length > 1;
     body.classList.toggle("with-tree", hasTree);
     const goTo = (turn) => (setQuery({ turn }), scrollToTurn(turn));
@@ -30,20 +31,12 @@ export default async function showEpisode([, id, kind, step, , ...place], query)
   };
   const [position, member, attempt] = place.map(Number);
   const title = memberName({ member, attempt });
-  const update = (latest) => {
-    [episode, shown] = [latest, {}];
-    replace(head, drawHead(id, episode, title));
-    requery(state);
-  };
-  update(first);
   const group = [`Group ${position}`, kind, step, "group", position];
   const places = [stepPlace(kind, step), group, [title, kind, step, "episode", ...place]];
-  const { previous, next } = episode.neighbours;
+  const { previous, next } = page.data[0].neighbours;
   const kept = { view: query.view, colour: query.colour };
-  return makeRunView(run, kind, places, [head, tabs, body], {
-    previous: at(previous, kept), next: at(next, kept), paths: [path], data: [first], update, requery,
-    opened: () => scrollToTurn(query.turn),
-  });
+  const others = { previous: at(previous, kept), next: at(next, kept), opened: () => scrollToTurn(query.turn) };
+  return makeRunView(page, kind, places, [head, tabs, body], draw, others);
 }
 
 /** Return the views: [key, label, function that returns {node}, with colour(key) if it has colours]. */

@@ -1,7 +1,7 @@
 /** Evaluations of a run: scores with their intervals, by label and by task. */
 import { summariseTasks } from "rlkit/pages/tasks";
 import { intervalBar } from "rlkit/plots";
-import { apiPath, choiceControl, drawChart, emptyNote, field, formatReward, h, isKnown, loadAll, makeHeadedRow,
+import { apiPath, choiceControl, drawChart, emptyNote, field, formatReward, h, isKnown, loadPage, makeHeadedRow,
   makeList, makeRow, makeRunView, makeTable, pageHead, plural, replace, replaceOptions, rewardClass, runHash, section,
   selectBox, setQuery, sortRows, textControl, textLine, wordMatcher } from "rlkit/ui";
 
@@ -13,28 +13,24 @@ const LOW = /^eval\/([^/]+)\/(?:(.+\/.+)\/)?(.+)\/low$/; // environment, label a
 
 export default async function showEvaluations([, id], query) {
   const paths = ["metrics", "evaluations"].map((part) => apiPath("run", id, part));
-  const [run, ...data] = await loadAll(apiPath("run", id), ...paths);
-  let envs = summariseEnvs(...data);
+  const page = await loadPage(id, query, ...paths);
+  let shown = null; // the query, and the number of evaluations
   const picker = selectBox([], "", (at) => setQuery({ at }));
   const controls = h("div.toolbar", field("Evaluation", picker), textControl("Task", "q", query),
     choiceControl("Sort tasks", "order", ORDERS, query));
   const body = h("div.stack");
-  const listSteps = () => [...new Set(envs.flatMap(({ rows }) => rows.map(({ step }) => step)))].sort((a, b) => a - b);
   const draw = () => {
+    const { run, data, query } = page;
+    const envs = summariseEnvs(...data);
+    const steps = [...new Set(envs.flatMap(({ rows }) => rows.map(({ step }) => step)))].sort((a, b) => a - b);
+    if (query === shown?.query && steps.length === shown.count) return;
+    shown = { query, count: steps.length };
     const sections = envs.map((each) => drawEnv(run, each, query));
     replace(body, sections.length ? sections : emptyNote("No evaluation is recorded."));
-    const steps = listSteps().map((step) => [String(step), `step ${step}`]);
-    replaceOptions(picker, steps, query.at ?? steps.at(-1)?.[0]);
+    replaceOptions(picker, steps.map((step) => [String(step), `step ${step}`]), query.at ?? steps.at(-1));
   };
-  const requery = (changed) => ((query = changed), draw());
-  const update = (...latest) => {
-    const count = listSteps().length;
-    envs = summariseEnvs(...latest);
-    if (listSteps().length !== count) draw();
-  };
-  draw();
   const content = [pageHead("Evaluations", null, controls), body];
-  return makeRunView(run, "evaluation", [["Evaluations", "evaluations"]], content, { paths, data, update, requery });
+  return makeRunView(page, "evaluation", [["Evaluations", "evaluations"]], content, draw);
 }
 
 /** Return {env, tasks, rows} of each environment; a row is the score of an evaluation, with those of its labels. */

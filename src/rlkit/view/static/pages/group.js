@@ -2,7 +2,7 @@
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
 import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
-  h, isKnown, joinFacts, loadAll, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
+  h, isKnown, joinFacts, load, loadPage, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
   rewardChip, rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
   trainingFacts } from "rlkit/ui";
 
@@ -11,13 +11,13 @@ const OPEN_PROMPT_CHARS = 4000;
 
 export default async function showGroup([, id, kind, step, , position], query) {
   const [stepPath, path] = [[], ["group", position]].map((parts) => apiPath("run", id, kind, step, ...parts));
-  const [run, first, { groups }] = await loadAll(apiPath("run", id), path, stepPath);
+  const [page, { groups }] = await Promise.all([loadPage(id, query, path), load(stepPath)]);
   const at = (...parts) => runHash(id, kind, step, ...parts);
   const [head, picker] = [h("div"), makePicker()];
   const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
   const articles = new Map(); // key of a reply → its article, which stays as it was opened
-  let [group, diff] = [first, query.diff];
   const draw = () => {
+    const { data: [group], query: { diff } } = page;
     const replies = sortReplies(group);
     const range = rewardRange(group.members);
     const drawColumn = (reply) => {
@@ -32,10 +32,7 @@ export default async function showGroup([, id, kind, step, , position], query) {
     const shown = diff ? drawDifference(replies, diff) : replies.map(drawColumn);
     if (shown.some((column, index) => column !== columns.children[index])) replace(columns, shown);
   };
-  draw();
-  const requery = (changed) => ({ diff } = changed, draw());
-  const update = (latest) => ((group = latest), draw());
-  const { prompt, replies: { length: count } } = group;
+  const { prompt, replies: { length: count } } = page.data[0];
   const content = [
     head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)),
     section("Replies", count > 1 && picker.node, count > 0 ? columns : emptyNote("No reply is recorded.")),
@@ -43,8 +40,7 @@ export default async function showGroup([, id, kind, step, , position], query) {
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
   const places = [stepPlace(kind, step), [`Group ${position}`, kind, step, "group", position]];
-  const following = { previous, next, requery, paths: [path], data: [first], update };
-  const view = makeRunView(run, kind, places, content, following);
+  const view = makeRunView(page, kind, places, content, draw, { previous, next });
   view.node.classList.add("wide");
   return view;
 }

@@ -1,16 +1,16 @@
 /** A run: where it started and is now, findings, curves, configuration. */
-import { drawCurves } from "rlkit/curves";
+import { makeCurves } from "rlkit/curves";
 import { apiPath, checkField, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward,
-  formatUsd, h, joinIds, keepFocus, loadAll, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section,
+  formatUsd, h, joinIds, keepFocus, loadPage, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section,
   statusBadge, textBlock, textLine } from "rlkit/ui";
 
 export default async function showRun([, id], query) {
-  const [path, metricsPath] = [apiPath("run", id), apiPath("run", id, "metrics")];
-  let [run, metrics] = await loadAll(path, metricsPath);
+  const page = await loadPage(id, query, apiPath("run", id, "metrics"));
   const [head, findings, charts, checkpoints, config] = Array.from({ length: 5 }, () => h("div"));
-  const curves = drawCurves([{ run, metrics }], query);
+  const curves = makeCurves();
   let shownSettings = null;
-  const draw = () => {
+  const redraw = () => {
+    const { run, data: [metrics] } = page;
     replace(head, drawHead(run));
     keepFocus(findings, () => replace(findings, drawFindings(run)));
     if (!metrics.step.length) replace(charts, emptyNote("No step is complete yet."));
@@ -21,16 +21,12 @@ export default async function showRun([, id], query) {
     if (settings !== shownSettings) replace(config, drawConfig(run));
     shownSettings = settings;
   };
-  draw();
-  const refresh = (changed) => ((run = changed), draw());
-  const update = (latest) => {
-    metrics = latest;
-    draw();
-    curves.refresh([{ run, metrics }]);
+  const draw = () => {
+    curves.show([{ run: page.run, metrics: page.data[0] }], page.query);
+    redraw();
   };
   const content = [head, findings, charts, h("div", checkpoints, config)];
-  const following = { paths: [metricsPath], data: [metrics], refresh, update, requery: curves.requery };
-  return makeRunView(run, "run", [], content, following);
+  return makeRunView(page, "run", [], content, draw, { redraw });
 }
 
 function drawHead(run) {

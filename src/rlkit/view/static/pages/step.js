@@ -1,6 +1,6 @@
 /** The groups of a step or of an evaluation: one row a task, with the rewards of its members. */
 import { apiPath, checkControl, choiceControl, envControl, field, formatCount, formatReward, h, isExport, isKnown, load,
-  loadAll, makeList, makeRow, makeRunView, meanReward, pageHead, plural, replace, replaceOptions, rewardChip,
+  loadPage, makeList, makeRow, makeRunView, meanReward, pageHead, plural, replace, replaceOptions, rewardChip,
   rewardRange, runHash, selectBox, sortRows, stepPlace, tellTaught, textControl, textLine,
   wordMatcher } from "rlkit/ui";
 
@@ -18,44 +18,36 @@ const SORTS = [
 ];
 
 export default async function showStep([, id, kind, step], query) {
-  const [runPath, path] = [apiPath("run", id), apiPath("run", id, kind, step)];
-  const [run, data] = await loadAll(runPath, path);
-  const { groups } = data;
+  const path = apiPath("run", id, kind, step);
+  const page = await loadPage(id, query, path);
   const at = (...parts) => runHash(id, kind, ...parts);
-  const state = { kind, groups, query, matches: null, at: (...parts) => at(step, ...parts) };
+  const state = Object.assign(page, { kind, text: "", matches: null, at: (...parts) => at(step, ...parts) });
   const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
   const summary = h("p.lead", { role: "status" });
   const picker = selectBox([], step, (number) => (location.hash = at(number)));
-  const draw = () => drawGroups(state, list, summary);
-  const search = async ({ text }) => {
-    const { matches } = text && !isExport ? await load(`${path}/search?q=${encodeURIComponent(text)}`) : {};
-    if (text === state.query.text) state.matches = matches && Map.groupBy(matches, ([position]) => position);
+  const draw = async () => {
+    const { text = "" } = state.query;
+    if (text !== state.text) {
+      state.text = text;
+      const { matches } = text && !isExport ? await load(`${path}/search?q=${encodeURIComponent(text)}`) : {};
+      if (text === state.text) state.matches = matches && Map.groupBy(matches, ([position]) => position);
+    }
+    drawGroups(state, list, summary);
   };
-  const requery = async (changed) => {
-    const { text } = state.query;
-    state.query = changed;
-    if (changed.text !== text) await search(changed);
-    draw();
-  };
-  const showSteps = (latest) => {
-    const steps = kind === "step" ? latest.steps_recorded : latest.evaluations;
+  const redraw = (view) => {
+    const steps = kind === "step" ? page.run.steps_recorded : page.run.evaluations;
     const options = steps.map((number) => [String(number), `${kind} ${number}`]);
     if (options.length !== picker.length) replaceOptions(picker, options, step);
     const hashOf = (number) => isKnown(number) && at(number);
     view.previous = hashOf(steps.findLast((number) => number < Number(step)));
     view.next = hashOf(steps.find((number) => number > Number(step)));
   };
-  const update = (latest) => ((state.groups = latest.groups), draw());
-  if (query.text) await search(query);
-  draw();
+  await draw();
   const place = stepPlace(kind, step);
   const head = pageHead(place[0], summary, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
-  const content = [head, drawFilters(groups, query), list.node, h("p.chips", legend)];
-  const following = { refresh: showSteps, paths: [path], data: [data], update, requery };
-  const view = makeRunView(run, kind, [place], content, following);
-  showSteps(run);
-  return view;
+  const content = [head, drawFilters(page.data[0].groups, query), list.node, h("p.chips", legend)];
+  return makeRunView(page, kind, [place], content, draw, { redraw });
 }
 
 function drawFilters(groups, query) {
@@ -87,7 +79,7 @@ function memberMatcher({ status, low, high, cut }) {
     && (!cut || member.cut || member.status === "truncated");
 }
 
-function filterGroups({ groups, query, matches }) {
+function filterGroups({ data: [{ groups }], query, matches }) {
   const matchesMember = memberMatcher(query);
   const isMatch = wordMatcher(query.task);
   return groups.filter((group) => (!query.env || group.env === query.env) && (!query.mixed || isMixed(group))
@@ -96,13 +88,14 @@ function filterGroups({ groups, query, matches }) {
 }
 
 function drawGroups(state, list, summary) {
+  const [{ groups: all }] = state.data;
   const groups = sortRows(filterGroups(state), SORTS, state.query.sort);
-  const total = groups.length === state.groups.length ? "" : ` of ${state.groups.length}`;
+  const total = groups.length === all.length ? "" : ` of ${all.length}`;
   const episodes = plural(groups.reduce((sum, { members }) => sum + members.length, 0), "episode");
   const taught = state.kind === "step" ? `, ${groups.filter((group) => group.taught).length} taught` : "";
   const mixed = groups.filter(isMixed).length;
   replace(summary, `${plural(groups.length, "group")}${total}, ${episodes} · ${mixed} mixed${taught}`);
-  state.range = rewardRange(state.groups.flatMap(({ members }) => members));
+  state.range = rewardRange(all.flatMap(({ members }) => members));
   list.show(groups, "No group matches.");
 }
 

@@ -1,7 +1,7 @@
 /** One task across the steps of a run, and of a second run beside it. */
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import { apiPath, choiceControl, drawChart, emptyNote, factList, formatReward, formatSigned, h, isKnown, loadAll,
+import { apiPath, choiceControl, drawChart, emptyNote, factList, formatReward, formatSigned, h, isKnown, load, loadPage,
   makeHash, makeRow, makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, runHash,
   swatch, textLine } from "rlkit/ui";
 
@@ -9,29 +9,26 @@ import { apiPath, choiceControl, drawChart, emptyNote, factList, formatReward, f
 export default async function showTask([, id, , env, taskId], query) {
   const ids = [id, query.against].filter(Boolean);
   const paths = ids.flatMap((runId) => [apiPath("run", runId), apiPath("run", runId, "tasks")]);
-  const [{ runs }, ...data] = await loadAll("runs", ...paths);
+  const [{ runs }, page] = await Promise.all([load("runs"), loadPage(id, query, ...paths)]);
   const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map((run) => [run.id, run.name]);
   const choices = [["", "no other run"], ...others];
   const control = others.length > 0 && choiceControl("Compare with", "against", choices, query);
   const head = pageHead(textLine(taskId, 160), h("p.lead", textLine(env)), control);
   const body = h("div.stack");
-  const update = (...latest) => {
-    const sides = ids.map((_, place) => makeSide(...latest.slice(2 * place, 2 * place + 2), env, taskId));
+  const draw = (view) => {
+    const sides = ids.map((_, place) => {
+      const [run, data] = page.data.slice(2 * place);
+      const tasks = summariseTasks(data).filter((task) => task.env === env);
+      return { run, tasks, task: tasks.find((task) => task.id === taskId) ?? null };
+    });
     replace(body, drawSides(sides));
-    const tasks = sides[0].tasks.filter((task) => task.env === env);
-    const index = tasks.findIndex((task) => task.id === taskId);
-    const hashOf = (task) => task && makeHash(["run", id, "task", env, task.id], query);
+    const [{ tasks, task }] = sides;
+    const index = tasks.indexOf(task);
+    const hashOf = (other) => other && makeHash(["run", id, "task", env, other.id], query);
     Object.assign(view, { previous: hashOf(tasks[index - 1]), next: hashOf(tasks[index + 1]) });
   };
   const places = [["Tasks", "tasks"], [taskId, "task", env, taskId]];
-  const view = makeRunView(data[0], "tasks", places, [head, body], { paths, data, update });
-  update(...data);
-  return view;
-}
-
-function makeSide(run, data, env, taskId) {
-  const tasks = summariseTasks(data);
-  return { run, tasks, task: tasks.find((task) => task.env === env && task.id === taskId) ?? null };
+  return makeRunView(page, "tasks", places, [head, body], draw, { requery: null });
 }
 
 const membersOf = (task) => task.steps.flatMap(({ members }) => members);

@@ -1,6 +1,6 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 import { sparkline } from "rlkit/plots";
-import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, loadAll, makeList,
+import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, loadPage, makeList,
   makeRow, makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine,
   wordMatcher } from "rlkit/ui";
 
@@ -14,28 +14,23 @@ const SORTS = [
 ];
 
 export default async function showTasks([, id], query) {
-  const path = apiPath("run", id, "tasks");
-  const [run, data] = await loadAll(apiPath("run", id), path);
-  let tasks = summariseTasks(data);
+  const page = await loadPage(id, query, apiPath("run", id, "tasks"));
   const list = makeList("Tasks", HEADS, (task) => drawTask(id, task));
   const summary = h("p.lead", { role: "status" });
   const draw = () => {
-    const { q, env, unsolved, sort } = query;
+    const { q, env, unsolved, sort } = page.query;
     const isMatch = wordMatcher(q);
-    const chosen = tasks.filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
+    const chosen = summariseTasks(page.data[0]).filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
       && isMatch(`${task.env} ${task.id}`));
     const solved = chosen.filter(({ solvedStep }) => isKnown(solvedStep)).length;
     replace(summary, `${plural(chosen.length, "task")}, ${solved} solved at least once`);
     list.show(sortRows(chosen, SORTS, sort), "No task matches.");
   };
-  draw();
-  const requery = (changed) => ((query = changed), draw());
-  const update = (latest) => ((tasks = summariseTasks(latest)), draw());
   const toolbar = h("div.toolbar",
-    textControl("Search", "q", query), envControl(tasks, query), choiceControl("Sort", "sort", SORTS, query),
+    textControl("Search", "q", query), envControl(summariseTasks(page.data[0]), query),
+    choiceControl("Sort", "sort", SORTS, query),
     checkControl("Never solved", "unsolved", query));
-  const content = [pageHead("Tasks", summary, toolbar), list.node];
-  return makeRunView(run, "tasks", [["Tasks", "tasks"]], content, { paths: [path], data: [data], update, requery });
+  return makeRunView(page, "tasks", [["Tasks", "tasks"]], [pageHead("Tasks", summary, toolbar), list.node], draw);
 }
 
 /** Return the tasks of records: {env, id, episodes, steps: [{step, isEvaluation, members, mean}], …}. */
