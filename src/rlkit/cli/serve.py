@@ -36,9 +36,7 @@ def serve(
         str | None, typer.Option(help="Device of the models: cpu or cuda; by default cuda if available.")
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
-    model: Annotated[
-        list[str] | None, typer.Option(help="Download this model at the start, if needed, and list it; repeatable.")
-    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Find or download this model first; repeatable.")] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="RLKIT_SERVE_API_KEY", help="API key of clients, tml-…; by default a new key."),
