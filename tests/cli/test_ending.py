@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.train import _summary
+from rlkit.config.loading.resolved import ResolvedConfig
+from rlkit.config.schema import Config, EnvConfig
+from rlkit.config.schema.sampling import SamplingConfig
+from rlkit.store import RunStore, table
+from rlkit.store.history import table_path
+from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.trackers import RunResult
+from rlkit.types import Checkpoint, Group, Message, TokenPiece
+from tests.builders import episode, turn
 
 
 @pytest.mark.parametrize(
@@ -31,3 +39,23 @@ def test_an_ending_counts_the_rollouts_that_failed(tmp_path: Path) -> None:
     assert "failed        rollouts: 1 in training, 4 in evaluations\n" in text
     (tmp_path / "metrics.jsonl").write_text(lines[2] + "\n")
     assert "failed" not in _summary(RunResult("first", tmp_path, "completed", 2))
+
+
+@pytest.mark.parametrize(
+    ("messages", "hint"),
+    [((), "rlkit chat RUN --complete --max-tokens 7\n              its prompts are texts, such as '1 + 1'\n"),
+     (({"role": "user", "content": "1 + 1"},), "rlkit chat RUN\n")],
+)  # fmt: skip
+def test_an_ending_says_how_to_talk_to_a_run_whose_prompts_are_texts(
+    tmp_path: Path, messages: tuple[Message, ...], hint: str
+) -> None:
+    config = Config(envs={"arithmetic": EnvConfig()}, sampling=SamplingConfig(max_tokens=7))
+    run = tmp_path / "run"
+    with RunStore(run, resolved=ResolvedConfig.from_python(config)) as store:
+        store.metadata.set_status("completed")
+    asked = turn([*b"1 + 1"], [*b" = 2"], messages=messages)
+    group = Group("arithmetic", "1+1", 0, (episode(1.0, turns=[asked]),))
+    table.write(table_path(run, 1), [table.RecordedGroup(group, True, group.episodes)])
+    PieceWriter(pieces_path(run), lambda token: TokenPiece(bytes([token]), False)).add([asked.prompt.tokens])
+    result = RunResult("run", run, "completed", 1, checkpoint=Checkpoint(1, "tinker://a", "tinker://b", expires=None))
+    assert hint.replace("RUN", str(run)) in _summary(result)

@@ -187,8 +187,20 @@ def _summary(result: RunResult) -> str:
     name = shlex.quote(_find_argument(result.directory))
     lines.append(f"look at it    rlkit view {name}")
     if result.checkpoint is not None:
-        lines += [f"talk to it    rlkit chat {name}", f"export it     rlkit export {name} --to DIR"]
+        lines += [f"talk to it    rlkit chat {name}{_suggest_completion(result)}"]
+        lines += [f"export it     rlkit export {name} --to DIR"]
     return "\n".join(lines)
+
+
+def _suggest_completion(result: RunResult) -> str:
+    """Return the options of `rlkit chat` that continue plain texts, and a text, for a run with such prompts."""
+    from rlkit.config.loading.run_config import load_run_config
+    from rlkit.tools.chat import find_text_prompt
+
+    if (prompt := find_text_prompt(result.directory, result.steps)) is None:
+        return ""
+    max_tokens = load_run_config(result.directory).sampling.max_tokens
+    return f" --complete --max-tokens {max_tokens}\n              its prompts are texts, such as {prompt[-60:]!r}"
 
 
 def _show_resumption(directory: Path) -> str:

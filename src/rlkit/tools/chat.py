@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any, cast
 
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import chat_format, load_chat
 from rlkit.config.loading.run_config import load_run_config
+from rlkit.errors import UsageError
 from rlkit.policy import Policy
 from rlkit.rollout.served_model import ServedModel
+from rlkit.store.history import table_path
 from rlkit.tinker_client.connect import choose_service, connect
+from rlkit.token_records.list_columns import read_columns  # pyright: ignore[reportUnknownVariableType]  pyarrow has no types
+from rlkit.token_records.pieces import decode_pieces, pieces_path, read_pieces
 from rlkit.tokenizers.load import load_tokenizer
 from rlkit.tools.checkpoints import choose_checkpoint
 from rlkit.types import Sampling
@@ -56,3 +61,14 @@ def _load_format(model: str, run: Path | None, *, engine: bool, note: Callable[[
     if run is not None:
         return load_chat(load_run_config(run), engine=engine, note=note)
     return chat_format(model, load_tokenizer(model, with_weights=engine, note=note))
+
+
+def find_text_prompt(run: Path, step: int) -> str | None:
+    """Return a prompt of a step whose prompts are all plain text; None if any is a conversation, or none is read."""
+    with suppress(UsageError):
+        columns = [f"turns.list.element.{name}" for name in ("prompt", "messages")]
+        episodes = cast("list[dict[str, Any]]", read_columns(table_path(run, step), columns).to_pylist())
+        turns = [turn for episode in episodes for turn in episode["turns"]]
+        if turns and all(turn["messages"] is None for turn in turns):
+            return decode_pieces(read_pieces(pieces_path(run)), turns[0]["prompt"])
+    return None
