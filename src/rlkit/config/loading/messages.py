@@ -127,8 +127,8 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[
     sections = [key for key in fields if keys_inside & set(fields[key].shape.fields)]
     if near := did_you_mean(name, sections):
         return f"unknown field.{near}"
-    if name in ANSWERS:
-        return f"unknown field. {ANSWERS[name]}"
+    if (answer := next((ANSWERS[last] for last in _last_names(leaves) if last in ANSWERS), None)) is not None:
+        return f"unknown field. {answer}"
     if (field := _find_foreign(leaves)) is not None and field != dotted(keys):
         unit = f" It counts {UNITS[field]}." if field in UNITS else ""
         return f"unknown field. Did you mean {field!r}?{unit}"
@@ -152,9 +152,13 @@ def _list_places() -> dict[str, list[str]]:
 
 def _find_foreign(leaves: Sequence[KeyPath]) -> str | None:
     """Return the field of the first path whose last part, or last two parts, are a name of another trainer."""
+    return next((FOREIGN_NAMES[name] for name in _last_names(leaves) if name in FOREIGN_NAMES), None)
+
+
+def _last_names(leaves: Sequence[KeyPath]) -> list[str]:
+    """Return the last two parts, dotted, and the last part of each path."""
     paths = [".".join(map(str, path)).split(".") for path in leaves]  # a key may be dotted
-    names = [name for path in paths for name in (".".join(path[-2:]), path[-1])]
-    return next((FOREIGN_NAMES[name] for name in names if name in FOREIGN_NAMES), None)
+    return [name for path in paths for name in (".".join(path[-2:]), path[-1])]
 
 
 def describe_type_error(error: ValidationError, value: object) -> str:
