@@ -116,6 +116,11 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("optimizer: {gradient_accumulation_steps: 9}", "one gradient, that of its whole batch: set batch.groups"),
         ("actor_rollout_ref: {actor: {entropy_coeff: 1}}", "unknown field. Losses have no entropy bonus"),
         ("actor_rollout_ref: {model: {path: x}}", "unknown field. Did you mean 'model'?"),
+        (
+            "eval: {envs: {mine: {env: rows, prompt: x}}}",
+            "unknown field. Write an argument of the environment as args: {prompt: …}",
+        ),
+        ("eval: {envs: {mine: {max_turn: 3}}}", "unknown field. Did you mean 'max_turns'?"),
         ("importance_sampling_level: sequence", "unknown field. Did you mean 'loss.name'?"),
         ("leraning_rate: 9", "Did you mean 'warm_start.learning_rate' or 'optimizer.learning_rate'?"),
         ('"data.train_batch_size": 9', "unknown field. Did you mean 'batch.groups'?"),

@@ -127,15 +127,14 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[
     sections = [key for key in fields if keys_inside & set(fields[key].shape.fields)]
     if near := did_you_mean(name, sections):
         return f"unknown field.{near}"
-    if (answer := next((ANSWERS[last] for last in _last_names(leaves) if last in ANSWERS), None)) is not None:
+    if (answer := _answer_foreign(leaves)) is not None and repr(dotted(keys)) not in answer:
         return f"unknown field. {answer}"
-    if (field := _find_foreign(leaves)) is not None and field != dotted(keys):
-        unit = f" It counts {UNITS[field]}." if field in UNITS else ""
-        return f"unknown field. Did you mean {field!r}?{unit}"
     if name in map(".".join, field_paths()):
         return f"unknown field. Write it as {name.replace('.', ': {')}: …{'}' * name.count('.')}"
-    places = _list_places()
+    places = _list_places() if keys[-3:-2] != ("envs",) else {}
     near = "" if name in places else did_you_mean(name, fields)
+    if not near and not places:
+        near = f" Write an argument of the environment as args: {{{name}: …}}"
     if not near and (names := difflib.get_close_matches(name, places, n=1, cutoff=0.8)):
         near = f" Did you mean {' or '.join(map(repr, places[names[0]][:2]))}?"
     return f"unknown field.{near}" if near or not parent else f"unknown field. Known: {', '.join(parent.fields)}"
@@ -150,9 +149,14 @@ def _list_places() -> dict[str, list[str]]:
     return {**envs, **others}
 
 
-def _find_foreign(leaves: Sequence[KeyPath]) -> str | None:
-    """Return the field of the first path whose last part, or last two parts, are a name of another trainer."""
-    return next((FOREIGN_NAMES[name] for name in _last_names(leaves) if name in FOREIGN_NAMES), None)
+def _answer_foreign(leaves: Sequence[KeyPath]) -> str | None:
+    """Return what to do in place of the first path whose last part, or last two, are a name of another trainer."""
+    for name in _last_names(leaves):
+        if name in ANSWERS:
+            return ANSWERS[name]
+        if (field := FOREIGN_NAMES.get(name)) is not None:
+            return f"Did you mean {field!r}?{f' It counts {UNITS[field]}.' if field in UNITS else ''}"
+    return None
 
 
 def _last_names(leaves: Sequence[KeyPath]) -> list[str]:
