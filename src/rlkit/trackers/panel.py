@@ -63,6 +63,7 @@ def render_panel(
         body.add_row(_line(progress.activity, "dim"))
     if health := _render_health(metrics):
         body.add_row(_line(health))
+    model = run.model.rpartition("/")[2] if width < NARROW_CHARS else run.model
     names = list(dict.fromkeys([*run.envs, *history]))
     visible_names = names if len(names) <= MAX_ROWS else names[: MAX_ROWS - 1]
     body.add_row(_render_environments(visible_names, history, width=width - 4, unicode=unicode))
@@ -74,7 +75,7 @@ def render_panel(
         width=width,
         title=_truncate(run.name, width - 8),
         title_align="left",
-        subtitle=_truncate(f"{run.model} on {run.service}", width - 8),
+        subtitle=_truncate(f"{model} on {run.service}", width - 8),
         subtitle_align="left",
         border_style="dim",
     )
