@@ -44,13 +44,13 @@ async function loadExported(path) {
   return remember(path, { data: await decodeRecord(text) });
 }
 
-const resolvers = new Map(); // path → function that takes the text that a script stores
-globalThis.rlkitStore = (path, text) => resolvers.get(path)?.(text);
+const resolvers = new Map(); // path → functions that take the text that a script stores
+globalThis.rlkitStore = (path, text) => resolvers.get(path)?.forEach((resolve) => resolve(text));
 
 /** Return the text that a script stores for a path, or null if there is no such script. */
 function loadScript(path, src) {
   return new Promise((resolve) => {
-    resolvers.set(path, resolve);
+    resolvers.set(path, [...(resolvers.get(path) ?? []), resolve]); // a page may load a path twice at once
     const end = () => (script.remove(), resolve(null));
     const script = Object.assign(document.createElement("script"), { src, onload: end, onerror: end });
     document.head.append(script);
