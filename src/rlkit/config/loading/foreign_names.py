@@ -89,4 +89,4 @@ ANSWERS = {
         _SERVICE_DECIDES,
     ),
 }
-"""What to do in place of a setting of another trainer that has no field here."""
+"""Answers to settings of other trainers that have no field here."""
