@@ -120,6 +120,7 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
             "eval: {envs: {mine: {env: rows, prompt: x}}}",
             "unknown field. Write an argument of the environment as args: {prompt: …}",
         ),
+        ("eval: {envs: {mine: {env: math, dataset: gsm8k}}}", "environment as args: {dataset: …}"),
         ("eval: {envs: {mine: {max_turn: 3}}}", "unknown field. Did you mean 'max_turns'?"),
         ("importance_sampling_level: sequence", "unknown field. Did you mean 'loss.name'?"),
         ("leraning_rate: 9", "Did you mean 'warm_start.learning_rate' or 'optimizer.learning_rate'?"),

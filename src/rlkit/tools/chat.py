@@ -67,8 +67,8 @@ def find_text_prompt(run: Path, step: int) -> str | None:
     """Return a prompt of a step whose prompts are all plain text; None if any is a conversation, or none is read."""
     with suppress(UsageError):
         columns = [f"turns.list.element.{name}" for name in ("prompt", "messages")]
-        episodes = cast("list[dict[str, Any]]", read_columns(table_path(run, step), columns).to_pylist())
-        turns = [turn for episode in episodes for turn in episode["turns"]]
-        if turns and all(turn["messages"] is None for turn in turns):
-            return decode_pieces(read_pieces(pieces_path(run)), turns[0]["prompt"])
+        # Not as Python objects: a step may have millions of tokens.
+        turns = cast("Any", read_columns(table_path(run, step), columns)).column("turns").combine_chunks().flatten()
+        if len(turns) == turns.field("messages").null_count > 0:
+            return decode_pieces(read_pieces(pieces_path(run)), turns.field("prompt")[0].as_py())
     return None

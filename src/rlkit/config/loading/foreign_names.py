@@ -62,31 +62,23 @@ UNITS = {
 FOREIGN_NAMES = {name: field for field, names in _FIELDS.items() for name in names.split()}
 """Field of rlkit by the name elsewhere."""
 
-_SERVICE_DECIDES = "The service decides it; leave the field out"
-
-ANSWERS = {
-    "gradient_accumulation_steps": "A step has one gradient, that of its whole batch: set batch.groups",
-    "logging_steps": "Each step is logged; leave the field out",
-    "resume_from_checkpoint": "Use `rlkit resume RUN`; load_checkpoint starts a new run from its weights",
-    "push_to_hub": "Use `rlkit export RUN --to DIR`, and upload the folder",
-    "mask_truncated_completions": "An environment masks an episode: return Outcome(masked=reply.truncated)",
-    "overlong_filter": "An environment masks an episode: return Outcome(masked=reply.truncated)",
-    "reward_weights": "An environment returns one reward: add the parts with their weights in its grader",
-    "entropy_coef": "Losses have no entropy bonus; write one as a function, and set loss.function",
-    "entropy_coeff": "Losses have no entropy bonus; write one as a function, and set loss.function",
-    "ppo_epochs": "A step trains once on each episode; batch.substeps splits it into optimiser steps",
-    "gamma": "There is no value function: advantages compare the rewards of a group",
-    "lam": "There is no value function: advantages compare the rewards of a group",
-    "min_p": "The Tinker API samples with temperature, top_p and top_k",
-    "repetition_penalty": "The Tinker API samples with temperature, top_p and top_k",
-    "max_prompt_length": "A prompt may fill the model's context; leave the field out",
-    "system_prompt": "An environment makes its messages: add the system message there",
-    **dict.fromkeys(
-        (
-            *("lora_alpha", "lora_dropout", "target_modules", "bf16", "fp16", "gradient_checkpointing", "use_vllm"),
-            *("vllm_gpu_memory_utilization", "n_gpus_per_node", "nnodes"),
-        ),
-        _SERVICE_DECIDES,
-    ),
+_ANSWERS = {
+    "A step has one gradient, that of its whole batch: set batch.groups": "gradient_accumulation_steps",
+    "Each step is logged; leave the field out": "logging_steps",
+    "Use `rlkit resume RUN`; load_checkpoint starts a new run from its weights": "resume_from_checkpoint",
+    "Use `rlkit export RUN --to DIR`, and upload the folder": "push_to_hub",
+    "An environment masks an episode: return Outcome(masked=reply.truncated)": "mask_truncated_completions "
+    "overlong_filter",
+    "An environment returns one reward: add the parts with their weights in its grader": "reward_weights",
+    "Losses have no entropy bonus; write one as a function, and set loss.function": "entropy_coef entropy_coeff",
+    "A step trains once on each episode; batch.substeps splits it into optimiser steps": "ppo_epochs",
+    "There is no value function: advantages compare the rewards of a group": "gamma lam",
+    "The Tinker API samples with temperature, top_p and top_k": "min_p repetition_penalty",
+    "A prompt may fill the model's context; leave the field out": "max_prompt_length",
+    "An environment makes its messages: add the system message there": "system_prompt",
+    "The service decides it; leave the field out": "lora_alpha lora_dropout target_modules bf16 fp16 use_vllm "
+    "gradient_checkpointing vllm_gpu_memory_utilization n_gpus_per_node nnodes",
 }
-"""Answers to settings of other trainers that have no field here."""
+
+ANSWERS = {name: answer for answer, names in _ANSWERS.items() for name in names.split()}
+"""Answer to a setting of another trainer that has no field here, by its name."""

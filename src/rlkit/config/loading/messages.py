@@ -127,13 +127,14 @@ def _unknown(keys: KeyPath, parent: Shape | None, tag: str, *, leaves: Sequence[
     sections = [key for key in fields if keys_inside & set(fields[key].shape.fields)]
     if near := did_you_mean(name, sections):
         return f"unknown field.{near}"
-    if (answer := _answer_foreign(leaves)) is not None and repr(dotted(keys)) not in answer:
+    if (answer := _answer_foreign(leaves, inside=dotted(keys))) is not None:
         return f"unknown field. {answer}"
     if name in map(".".join, field_paths()):
         return f"unknown field. Write it as {name.replace('.', ': {')}: …{'}' * name.count('.')}"
-    places = _list_places() if keys[-3:-2] != ("envs",) else {}
+    is_env_field = keys[-3:-2] == ("envs",)
+    places = {} if is_env_field else _list_places()
     near = "" if name in places else did_you_mean(name, fields)
-    if not near and not places:
+    if not near and is_env_field:
         near = f" Write an argument of the environment as args: {{{name}: …}}"
     if not near and (names := difflib.get_close_matches(name, places, n=1, cutoff=0.8)):
         near = f" Did you mean {' or '.join(map(repr, places[names[0]][:2]))}?"
@@ -149,12 +150,16 @@ def _list_places() -> dict[str, list[str]]:
     return {**envs, **others}
 
 
-def _answer_foreign(leaves: Sequence[KeyPath]) -> str | None:
-    """Return what to do in place of the first path whose last part, or last two, are a name of another trainer."""
+def _answer_foreign(leaves: Sequence[KeyPath], *, inside: str) -> str | None:
+    """Return what to do in place of the first path whose last part, or last two, are a name of another trainer.
+
+    Args:
+        inside: path of the unknown field; a field that it is inside of is no answer.
+    """
     for name in _last_names(leaves):
         if name in ANSWERS:
             return ANSWERS[name]
-        if (field := FOREIGN_NAMES.get(name)) is not None:
+        if (field := FOREIGN_NAMES.get(name)) is not None and f".{field}." not in f".{inside}.":
             return f"Did you mean {field!r}?{f' It counts {UNITS[field]}.' if field in UNITS else ''}"
     return None
 

@@ -239,8 +239,10 @@ def _hide_variables_of_host(agent: BaseInstalledAgent) -> None:
         timeout_sec: int | None = None,
     ) -> object:
         secrets = {value for name, value in os.environ.items() if is_secret_name(name)}
-        kept = {name: value for name, value in (env or {}).items() if value not in secrets or not is_secret_name(name)}
-        return await execute(environment, command, user=user, env=kept, cwd=cwd, timeout_sec=timeout_sec)
+        variables = {
+            name: value for name, value in (env or {}).items() if value not in secrets or not is_secret_name(name)
+        }
+        return await execute(environment, command, user=user, env=variables, cwd=cwd, timeout_sec=timeout_sec)
 
     agent._env_sources, agent._exec = lambda: own, execute_without_secrets  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]  likewise; it names the arguments
 
