@@ -33,7 +33,7 @@ from rlkit.token_records.pieces import decode_pieces, piece_to_json, pieces_path
 from rlkit.token_records.updates import RecordedSequence, RecordedUpdate, place_numbers, update_path
 from rlkit.types import TokenPiece
 from rlkit.view import tables
-from rlkit.view.records.reader import Place, RecordReader, Row, Step, make_data_uri
+from rlkit.view.records.reader import Place, RecordReader, Row, Step, join_turns, make_data_uri
 from rlkit.view.tables import cache_file, find_table, list_tables
 
 _GROUP = ("position", "draw", "env", "task")
@@ -145,26 +145,34 @@ class RunReader(RecordReader):
         return tables.read_scores(find_table(self.path, step))
 
     @override
-    def read_episodes(self, step: Step, places: Sequence[Place]) -> Iterator[Row]:
-        """Yield the turns of each episode, the text of its tokens, and what its environment recorded."""
-        kind, number = step
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
         attempts = tables.read_attempts(find_table(self.path, step), places[0][0])
-        pieces = tables.read_texts(pieces_path(self.path))
-        updates = tables.read_updates(update_path(self.path, number)) if kind == "step" else {}
+        pieces, replies = tables.read_texts(pieces_path(self.path)), list[Row]()
         for row in map(attempts.__getitem__, places):
-            update = updates.get(row["draw"]) if row["final"] else None
-            sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
-            used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
-            info = json.loads(row["info"])
-            yield {
-                "error": row["error"],
-                "info": info,
-                "turns": list(_list_turns(row["turns"], sequences, pieces)),
-                "pieces": {str(token): piece_to_json(pieces[token].data) for token in used},
-                "special": [token for token in used if pieces[token].is_special],
-                "files": list_files(info),
-                "view": _find_picture(info, self.path, env=row["env"]),
-            }
+            turns = enumerate(row["turns"])
+            shown = [{**turn, "messages": _list_messages(turn, index, pieces)} for index, turn in turns]
+            replies.append({"messages": join_turns(shown), "info": json.loads(row["info"]), "error": row["error"]})
+        return replies
+
+    @override
+    def read_episode(self, step: Step, place: Place) -> Row:
+        """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
+        kind, number = step
+        row = tables.read_attempts(find_table(self.path, step), place[0])[place]
+        updates = tables.read_updates(update_path(self.path, number)) if kind == "step" and row["final"] else {}
+        update = updates.get(row["draw"])
+        sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
+        pieces, info = tables.read_texts(pieces_path(self.path)), json.loads(row["info"])
+        used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
+        return {
+            "error": row["error"],
+            "info": info,
+            "turns": list(_list_turns(row["turns"], sequences, pieces)),
+            "pieces": {str(token): piece_to_json(pieces[token].data) for token in used},
+            "special": [token for token in used if pieces[token].is_special],
+            "files": list_files(info),
+            "view": _find_picture(info, self.path, env=row["env"]),
+        }
 
     @override
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:

@@ -54,8 +54,8 @@ class CookbookReader(LogReader):
         return list(self._files)
 
     @override
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
-        return [group for path in self._files[step] for group in _load_file(path, step)]
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        return _Groups(self._files)
 
     @override
     def show_member(self, record: Row) -> Row:
@@ -114,6 +114,18 @@ class CookbookReader(LogReader):
             config=config,
             checkpoints=checkpoints,
         )
+
+
+class _Groups(dict[Step, Sequence[LogGroup]]):
+    """Groups of the steps that were asked for, read from their files."""
+
+    def __init__(self, files: Mapping[Step, Sequence[Path]]) -> None:
+        super().__init__()
+        self._files = files
+
+    def __missing__(self, step: Step) -> Sequence[LogGroup]:
+        self[step] = [group for path in self._files[step] for group in _load_file(path, step)]
+        return self[step]
 
 
 def _rename(name: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from statistics import fmean
@@ -43,11 +43,7 @@ class InspectReader(LogReader):
         return self._read("header.json" if "header.json" in list_entries(self.path) else "_journal/start.json")
 
     @override
-    def list_steps(self) -> Sequence[Step]:
-        return [("evaluation", 0)]
-
-    @override
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
         """Return the summaries of the samples; of a sample that was logged twice, the later one."""
         entries, names = list_entries(self.path), ["summaries.json"]
         if names[0] not in entries:  # the log is not complete: parts are numbered from 1
@@ -57,7 +53,8 @@ class InspectReader(LogReader):
         for sample in (sample for name in names for sample in pick_rows(self._read(name), "")):
             tasks[pick(sample, "id", str) or ""][pick(sample, "epoch", int) or 0] = sample
         env = pick(self._header, "eval.task", str) or self.path.name
-        return [LogGroup(env, task, [epochs[number] for number in sorted(epochs)]) for task, epochs in tasks.items()]
+        groups = [LogGroup(env, task, [epochs[number] for number in sorted(epochs)]) for task, epochs in tasks.items()]
+        return {("evaluation", 0): groups}
 
     @override
     def show_member(self, record: Row) -> Row:

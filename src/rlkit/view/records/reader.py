@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import pairwise, takewhile
+from functools import cached_property
+from itertools import chain, pairwise, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, override
@@ -62,12 +62,8 @@ class RecordReader(ABC):
         """Return the groups of a step."""
 
     @abstractmethod
-    def read_episodes(self, step: Step, places: Sequence[Place]) -> Iterator[Row]:
-        """Yield `turns`, `info` and `error` of episodes of a group, and whatever else the group lacks."""
-
     def read_episode(self, step: Step, place: Place) -> Row:
-        """Return what `read_episodes` yields for one episode."""
-        return next(self.read_episodes(step, [place]))
+        """Return `turns`, `info` and `error` of an episode, and whatever else its group lacks."""
 
     def summary(self) -> Row:
         """Return the run's row in the list of runs."""
@@ -98,12 +94,16 @@ class RecordReader(ABC):
         rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
         return fmean(rewards) if rewards else None
 
+    def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
+        """Return `messages`, `info` and `error` of episodes of a group."""
+        episodes = [self.read_episode(step, place) for place in places]
+        return [{"messages": join_turns(row["turns"]), "info": row["info"], "error": row["error"]} for row in episodes]
+
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
         """Yield the place of each episode of a step, and the texts of its replies."""
-        for places in (list(_list_attempts(group)) for group in self.step(step)["groups"]):
-            for place, row in zip(places, self.read_episodes(step, places), strict=True):
-                replies = [message for message in _join_turns(row["turns"]) if "turn" in message]
-                yield place, [text for message in replies for text in _list_texts(message)]
+        for place in chain.from_iterable(map(_list_attempts, self.step(step)["groups"])):
+            messages = [message for turn in self.read_episode(step, place)["turns"] for message in turn["messages"]]
+            yield place, [text for message in messages if "turn" in message for text in _list_texts(message)]
 
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
         """Yield environment, task, status, position, member, attempt and reward of each episode of a step."""
@@ -143,16 +143,14 @@ class RecordReader(ABC):
         group = next((group for group in self.step(step)["groups"] if group["position"] == position), None)
         if group is None:
             raise UsageError(f"{self.path} has no group {position} in {step[0]} {step[1]}")
-        places, replies = list(_list_attempts(group)), list[Row]()
-        for (_, member, attempt), row in zip(places, self.read_episodes(step, places), strict=True):
-            reply: Row = {"member": member, "attempt": attempt, "info": row["info"], "error": row["error"]}
-            replies.append({**reply, "messages": _join_turns(row["turns"])})
+        places = list(_list_attempts(group))
+        replies = self.read_replies(step, places)
         # An episode that failed early may have no message. Shared are those before the first reply that are all equal.
         rows = zip(*filter(None, (reply["messages"] for reply in replies)), strict=False)
         equal = takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)
         shared = [message for message, *_ in equal]
-        for reply in replies:
-            del reply["messages"][: len(shared)]
+        for (_, member, attempt), reply in zip(places, replies, strict=True):
+            reply |= {"member": member, "attempt": attempt, "messages": reply["messages"][len(shared) :]}
         return {**group, "prompt": [*group.get("prompt", ()), *shared], "replies": replies}
 
     def episode(self, step: Step, place: Place) -> Row:
@@ -189,13 +187,9 @@ class LogGroup:
 class LogReader(RecordReader):
     """Base class of readers of other tools; a reader keeps what it has read, so changed files need a new one."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.list_groups = cache(self.load_groups)
-
     @abstractmethod
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
-        """Return the groups of a step."""
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        """Return the groups of each step, in the order of the steps."""
 
     @abstractmethod
     def show_member(self, record: Row) -> Row:
@@ -204,6 +198,11 @@ class LogReader(RecordReader):
     @abstractmethod
     def show_episode(self, record: Row) -> Row:
         """Return `turns`, `info` and `error` of an episode."""
+
+    @cached_property
+    def groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        """Groups of each step, read once."""
+        return self.load_groups()
 
     def make_run(self, file: Path, *, status: str | None, config: Mapping[str, Any], **fields: object) -> Row:
         """Return the header; without `status`, the time since the last write to `file` decides."""
@@ -220,19 +219,23 @@ class LogReader(RecordReader):
         return {**row, **fields}
 
     @override
+    def list_steps(self) -> Sequence[Step]:
+        return list(self.groups)
+
+    @override
     def read_groups(self, step: Step) -> Sequence[Row]:
         rows = list[Row]()
-        for position, group in enumerate(self.list_groups(step)):
+        for position, group in enumerate(self.groups[step]):
             row: Row = {**dict.fromkeys(_GROUP), "position": position, "env": group.env, "task": group.task}
             members = [{**self.show_member(record), "member": member} for member, record in enumerate(group.records)]
             rows.append({**row, "taught": False, "members": members, "failed_attempts": [], **group.fields})
         return rows
 
     @override
-    def read_episodes(self, step: Step, places: Sequence[Place]) -> Iterator[Row]:
-        for position, member, _ in places:
-            episode = self.show_episode(self.list_groups(step)[position].records[member])
-            yield {**episode, "pieces": {}, "special": [], "files": [], "view": None}
+    def read_episode(self, step: Step, place: Place) -> Row:
+        position, member, _ = place
+        episode = self.show_episode(self.groups[step][position].records[member])
+        return {**episode, "pieces": {}, "special": [], "files": [], "view": None}
 
 
 def make_data_uri(kind: str, data: bytes) -> str:
@@ -240,7 +243,7 @@ def make_data_uri(kind: str, data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _join_turns(turns: Iterable[Row]) -> list[Row]:
+def join_turns(turns: Iterable[Row]) -> list[Row]:
     """Return the messages of turns with a parent; `branch` tells where a turn does not continue the one before it."""
     joined = list[Row]()
     for index, turn in enumerate(turns):

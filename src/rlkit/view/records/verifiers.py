@@ -6,7 +6,7 @@ Invariant: rollouts of the same task and group, in the same step, are one group.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -37,9 +37,9 @@ class VerifiersReader(LogReader):
         paths = [*sorted(self.path.glob("configs/resolved/*.json")), self.path / "metadata.json"]
         return json_lines.read_object(paths[0]) if paths[0].exists() else {}
 
-    @cached_property
-    def _groups(self) -> dict[Step, list[LogGroup]]:
-        """Rollouts by step, those of the same environment, task and group together."""
+    @override
+    def load_groups(self) -> Mapping[Step, Sequence[LogGroup]]:
+        """Return the rollouts by step, those of the same environment, task and group together."""
         steps = defaultdict[Step, dict[tuple[str, str, str], LogGroup]](dict)
         for record in json_lines.read_lines(self._results):
             kind = "step" if pick(record, "run.work.type", str) == "train" else "evaluation"
@@ -49,14 +49,6 @@ class VerifiersReader(LogReader):
             key = (env, task, pick(record, "group.id", str) or "")
             groups.setdefault(key, LogGroup(env, task, [])).records.append(record)
         return {step: list(groups.values()) for step, groups in sorted(steps.items())}
-
-    @override
-    def list_steps(self) -> Sequence[Step]:
-        return list(self._groups)
-
-    @override
-    def load_groups(self, step: Step) -> Sequence[LogGroup]:
-        return self._groups[step]
 
     @override
     def show_member(self, record: Row) -> Row:
@@ -74,7 +66,7 @@ class VerifiersReader(LogReader):
 
     @override
     def run(self) -> Row:
-        config, groups = self._config, [group for step in self._groups for group in self.read_groups(step)]
+        config, groups = self._config, [group for step in self.groups for group in self.read_groups(step)]
         members = pick(config, "num_rollouts", float) or pick(config, "rollouts_per_example", float)
         sizes = [len(group["members"]) for group in groups]
         count = max(1, pick(config, "num_examples", float) or 1)  # -1 means all
@@ -83,7 +75,7 @@ class VerifiersReader(LogReader):
         return self.make_run(
             self._results,
             status="completed" if is_complete else None,
-            step=max((number for _, number in self._groups), default=0),
+            step=max((number for _, number in self.groups), default=0),
             model=pick(config, "model", str),
             envs=sorted({group["env"] for group in groups}),
             evaluation={"metric": "reward", "start": mean, "now": mean},
