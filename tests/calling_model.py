@@ -135,10 +135,12 @@ def train_agent(
 def check_learning(model: Path, env: rlkit.Env) -> None:
     """Train a model whose reward is 1 in half of its rollouts, and check that its rewards rise.
 
-    Three steps are compared with three, because a mean of 24 rollouts has a standard error of 0.1.
+    Three steps are compared with three, because a mean of 24 rollouts has a standard error of 0.1. They may be any
+    three in a row: at this learning rate, which shows a rise within 8 steps, a late step may go too far.
     """
     means = train_agent(model, [env], steps=8, group_size=24, learning_rate=0.0015)
-    assert np.mean(means[-3:]) > np.mean(means[:3]), f"the model does not learn: {means}"
+    windows = [float(np.mean(means[start : start + 3])) for start in range(len(means) - 2)]
+    assert max(windows[3:]) > windows[0] + 0.15, f"the model does not learn: {means}"
 
 
 def train_program(path: Path, agent: str, *, tool: str, argument: str, shown: Path, steps: int) -> None:
