@@ -67,6 +67,9 @@ _ANSWERS = {
     "Each step is logged; leave the field out": "logging_steps",
     "Use `rlkit resume RUN`; load_checkpoint starts a new run from its weights": "resume_from_checkpoint",
     "Use `rlkit export RUN --to DIR`, and upload the folder": "push_to_hub",
+    "With eval.envs, a run is evaluated before its first step": "eval_on_start val_before_train",
+    "An environment grades its rollouts: write the reward function there": "reward_manager",
+    "No loss bounds the ratio twice; set loss.clip_high, or write one as a function": "delta clip_ratio_c",
     "An environment masks an episode: return Outcome(masked=reply.truncated)": "mask_truncated_completions "
     "overlong_filter",
     "An environment returns one reward: add the parts with their weights in its grader": "reward_weights",
