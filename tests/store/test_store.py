@@ -16,6 +16,7 @@ import yaml
 from rlkit._util.files import json_lines
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import Config, EnvConfig
+from rlkit.config.schema.envs import EvalConfig, EvalEnvConfig
 from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
@@ -50,6 +51,38 @@ def test_metrics_of_a_single_environment_are_written_once(envs: list[str], is_si
         assert store.read_metrics() == [(1, metrics)]
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert set(line) == {"step", *metrics} - ({"env/all/reward/mean"} if is_single else set())
+
+
+@pytest.mark.parametrize(
+    ("evals", "more", "is_single"),
+    [
+        (["sums"], {}, True),
+        (["sums", "words"], {}, False),
+        (["sums"], {"eval/all/level/1/tasks": 4.0}, False),  # what cannot be restored exactly stays
+        (["sums"], {"eval/sums/own/metric": 4.0}, False),
+    ],
+)
+def test_metrics_of_a_single_evaluation_are_written_once(
+    evals: list[str], more: dict[str, float], is_single: bool, tmp_path: Path
+) -> None:
+    settings = EvalConfig(envs={name: EvalEnvConfig() for name in evals}, every=1)
+    resolved = ResolvedConfig.from_python(Config(envs={"train": EnvConfig()}, eval=settings, seed=5))
+    own = {
+        "reward/mean": 0.5,
+        "reward/mean/low": 0.25,
+        "pass_at_1": 0.5,
+        "level/1/tasks": 4.0,
+        "level/1/pass_at_1": 1.0,
+    }
+    copies = {f"eval/all/{name}": value for name, value in own.items() if not name.startswith("level/")}
+    metrics = (
+        {f"eval/sums/{name}": value for name, value in own.items()} | {"eval/sums/teacher/kl": 0.1} | more | copies
+    )
+    with RunStore(tmp_path / "run", resolved=resolved) as store:
+        store.add_metrics(1, metrics)
+        assert store.read_metrics() == [(1, metrics)]
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert set(line) == {"step", *metrics} - (set(copies) if is_single else set())
 
 
 def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:

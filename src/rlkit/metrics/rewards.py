@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-_ALL = "env/all/"
 _ENV_FAMILIES = ("tasks/", "advantage/", "teacher/")  # metrics of each environment alone
+_LABEL = re.compile(r"eval/[^/]+/[^/]+/[^/]+/tasks")  # a label's value has its number of tasks, and no copies
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BARS_MAX = 24
@@ -24,30 +25,33 @@ def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | Non
     return fmean(rewards) if rewards else None
 
 
-def drop_copies(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Leave out the metrics `env/all/…` that repeat those of a step's only environment; `restore_copies` adds them."""
-    env = _find_only_env(metrics)
-    return {
-        name: value
-        for name, value in metrics.items()
-        if env is None or not name.startswith(_ALL) or name.replace("all", env, 1) not in metrics
-    }
+def drop_copies(metrics: Mapping[str, float], families: Iterable[str]) -> Mapping[str, float]:
+    """Leave out `env/all/…` or `eval/all/…` where `restore_copies` gives exactly the same metrics back.
+
+    Args:
+        families: `env` if a step has one environment, `eval` if an evaluation has one.
+    """
+    for family in families:
+        kept = {name: value for name, value in metrics.items() if not name.startswith(f"{family}/all/")}
+        metrics = kept if restore_copies(kept) == metrics else metrics
+    return metrics
 
 
 def restore_copies(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Add the metrics `env/all/…` to those of a step's only environment, unless they are there."""
-    if (env := _find_only_env(metrics)) is None or any(name.startswith(_ALL) for name in metrics):
-        return dict(metrics)
-    values = {name.removeprefix(f"env/{env}/"): value for name, value in metrics.items() if name.startswith("env/")}
-    return {
-        **metrics,
-        **{f"{_ALL}{name}": value for name, value in values.items() if not name.startswith(_ENV_FAMILIES)},
-    }
-
-
-def _find_only_env(metrics: Mapping[str, float]) -> str | None:
-    envs = {name.split("/", 2)[1] for name in metrics if name.startswith("env/")} - {"all"}
-    return envs.pop() if len(envs) == 1 else None
+    """Add `env/all/…` and `eval/all/…` to metrics of a single environment, unless they are there."""
+    restored = dict(metrics)
+    for family in ("env", "eval"):
+        names = [name for name in metrics if name.startswith(f"{family}/")]
+        envs = {name.split("/", 2)[1] for name in names}
+        if len(envs) != 1 or "all" in envs:
+            continue
+        own = f"{family}/{envs.pop()}/"
+        labels = (name.removeprefix(own).removesuffix("tasks") for name in names if _LABEL.fullmatch(name))
+        without_copies = (*_ENV_FAMILIES, *labels)
+        for name in names:
+            if not (metric := name.removeprefix(own)).startswith(without_copies):
+                restored[f"{family}/all/{metric}"] = metrics[name]
+    return restored
 
 
 def draw_bars(values: Sequence[float], *, width: int = _BARS_MAX) -> str:

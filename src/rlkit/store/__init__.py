@@ -58,7 +58,8 @@ class RunStore:
         except BaseException:
             self._lock.close()
             raise
-        self._single_env = len(resolved.config.envs) == 1
+        sizes = {"env": len(resolved.config.envs), "eval": len(resolved.config.eval.envs)}
+        self._single_envs = [family for family, size in sizes.items() if size == 1]
         self._journal: Journal | None = None
         self._segments: dict[int, int] = {}  # draw → segment of the journal that records it
         self._draws: dict[int, DrawRecord] = {}
@@ -227,8 +228,8 @@ class RunStore:
         table.write(path, groups)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a line to metrics.jsonl, without `env/all/…` if the run has a single environment."""
-        metrics = drop_copies(metrics) if self._single_env else metrics
+        """Add a line to metrics.jsonl, without the copies `…/all/…` of a single environment."""
+        metrics = drop_copies(metrics, self._single_envs)
         with files.report_write_errors(self.directory):
             history.append_metrics(self.directory / "metrics.jsonl", step, metrics)
         self.measured_steps.add(step)

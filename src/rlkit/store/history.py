@@ -266,7 +266,7 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return the steps of a metrics.jsonl and their finite metrics, with `env/all/…` for a single environment too."""
+    """Return the steps of a metrics.jsonl and their finite metrics, with `…/all/…` for a single environment too."""
     rows = list[tuple[int, dict[str, float]]]()
     for metrics in json_lines.read_lines(path):
         if not isinstance(step := metrics.pop("step", None), int):
