@@ -130,6 +130,11 @@ def test_a_conversation_takes_lines_until_the_end_of_its_input(run: toolkit.RunR
 
     lines = b"one\n\n/new\ntwo \xf0\x9f\n"
     result = CliRunner().invoke(app, ["chat", "first", "--max-tokens", "4", "--json"], input=lines, prog_name="rlkit")
+    assert [line for line in result.stderr.splitlines() if line.startswith("> ")] == [
+        "> one",
+        "> /new",
+        "> two \\xf0\\x9f",
+    ]
     assert result.exit_code == 0
     assert len(result.stdout.splitlines()) == 2
 

@@ -184,6 +184,16 @@ def test_the_panel_shows_kl_entropy_lengths_and_the_newest_failure() -> None:
     assert "newest failure: RuntimeError: no such table" in text
 
 
+@pytest.mark.parametrize("width", [46, 80, 120])
+def test_a_long_reason_of_a_failure_takes_two_lines_with_its_file_and_line(width: int) -> None:
+    error = f"ValueError: {'the answer has no number ' * 20} at /home/me/{'projects/' * 8}env.py:12"
+    shown = rendered(run_info(progress=Progress(3, 20, "sampling", failed=2, newest_error=error)), width=width)
+    lines = [line.strip("│ ") for line in shown.splitlines()]
+    (first,) = (number for number, line in enumerate(lines) if line.startswith("newest failure: ValueError:"))
+    assert lines[first + 1].endswith("env.py:12")
+    assert max(map(len, shown.splitlines())) <= width
+
+
 def test_the_panel_fits_46_columns() -> None:
     progress = Progress(3, 20, "evaluating", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=3000)
     progress = replace(progress, warm_up_s=1000)

@@ -153,6 +153,8 @@ def _read_line(output: Output) -> str | None:
         if not line:
             return None
         if line.strip():
+            if not sys.stdin.isatty():  # a terminal shows what was typed
+                output.note(f"> {line.strip()}")
             return line.strip()
 
 

@@ -46,8 +46,8 @@ class Progress:
         steps: number of steps of the whole run.
         queued: rollouts of this step that are not running yet.
         running: rollouts in progress.
-        finished: finished rollouts of this step.
-        failed: failed episodes of this step, retried or not.
+        finished: rollouts that finished since the last new weights.
+        failed: episodes that failed since the last new weights, retried or not.
         tokens: tokens sampled since the process started.
         newest_error: reason of the last failed episode; "" for none.
         seconds: time since the run was started or resumed.

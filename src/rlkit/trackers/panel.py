@@ -58,7 +58,8 @@ def render_panel(
     body.add_row(_render_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
     body.add_row(_render_rollouts(progress, narrow=width < NARROW_CHARS))
     if progress.newest_error:
-        body.add_row(_line(f"newest failure: {' '.join(progress.newest_error.split())}", "red"))
+        text = f"newest failure: {' '.join(progress.newest_error.split())}"
+        body.add_row(Text(_cut_middle(text, 2 * (width - 10)), style="red", overflow="fold"))
     if progress.activity:
         body.add_row(_line(progress.activity, "dim"))
     if health := _render_health(metrics):
@@ -143,6 +144,11 @@ def _render_environments(
         gain = gains.get(name, "…" if unicode else "-")
         rows.add_row(_truncate(name, name_width), _line(gain, "bold" if values else "dim"), Text(bars, style="green"))
     return rows
+
+
+def _cut_middle(text: str, chars: int) -> str:
+    """Shorten a long text, but keep its end: a reason of failure ends with a file and a line."""
+    return text if len(text) <= chars else f"{text[: chars // 2]} … {text[-(chars // 2) :]}"
 
 
 def _truncate(text: str, cells: int) -> Text:

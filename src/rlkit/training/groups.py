@@ -101,7 +101,6 @@ class Groups:
 
     async def fill(self, step: PendingStep) -> AsyncGenerator[StepGroup]:
         """Yield the groups of a step as they are ready; raise `RolloutsFailed` after too many unusable groups."""
-        self.player.counts.finished = self.player.counts.failed = 0
         while (group := await self.supply.next_group()) is not None:
             step.groups.append(group)
             if group.is_trained and self._last_begun_step < step.number:
@@ -134,6 +133,7 @@ class Groups:
     def publish(self, sampler: PatientSampler) -> None:
         """Let rollouts sample from new weights, and start the groups that these weights allow."""
         self.sampler = sampler
+        self.player.counts.finished = self.player.counts.failed = 0  # while a step trains, its counts are shown
         self.supply.advance(sampler.version)
 
     async def prepare(self, group: Group) -> PreparedGroup:
