@@ -73,6 +73,13 @@ def test_the_table_of_the_documentation_has_the_published_values() -> None:
     assert "\n".join(rows) in text, "\n".join(rows)
 
 
+@pytest.mark.parametrize("problem", ["erdos"])
+def test_the_table_of_the_documentation_has_the_values_of_the_scripted_search(problem: str) -> None:
+    text = (ROOT / "docs" / "discovery.md").read_text()
+    for seconds, value in make_problem(problem, {}).scripted[1:]:  # the first is for runs of a few seconds
+        assert f"| {seconds} | {value:.6f} |" in text
+
+
 def prompt_of(**arguments: object) -> str:
     return str(discovery(start="erdos_haugland_2016", **arguments).next().prompt()[0]["content"])  # pyright: ignore
 
