@@ -27,6 +27,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "import rlkit\n"
         "def length(reply, answer): return rlkit.Outcome(0.5, {'length': float(len(answer))})\n"
         "def hint(reply, row): return float(reply.startswith(row['hint']))\n"
+        "def short(reply): return 1.0\n"
     )
 
 
@@ -88,7 +89,7 @@ def test_messages_are_passed_as_they_are() -> None:
         ({}, "answer: set it to the column of the answer, or set grader"),
         (
             {"answer": "answer"},
-            "prompt: row 0 (from 0) of data.jsonl has no column 'prompt'.",
+            "prompt: row 0 (counted from 0) of data.jsonl has no column 'prompt'.",
         ),
         (
             {"prompt": "{questoin}", "answer": "answer"},
@@ -96,25 +97,29 @@ def test_messages_are_passed_as_they_are() -> None:
         ),
         (
             {"prompt": "question", "answer": "anwser"},
-            "answer: row 0 (from 0) of data.jsonl has no column 'anwser'. Did you mean 'answer'?",
+            "answer: row 0 (counted from 0) of data.jsonl has no column 'anwser'. Did you mean 'answer'?",
         ),
         ({"prompt": "question", "answer": "answer", "start": 3}, "path: data.jsonl has no row from 3 on"),
         ({"prompt": "question", "answer": "answer", "path": "date.jsonl"}, "Did you mean 'data.jsonl'?"),
         ({"prompt": "question", "answer": "answer", "system": "a", "chat": False}, "system: it has no effect"),
+        (
+            {"prompt": "question", "answer": "answer", "grader": "grade.py:short"},
+            "grader: it must take the reply's text and the answer: too many positional arguments",
+        ),
         ({"path": "odd.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
         ({"path": "role.jsonl", "answer": "answer"}, "is neither a text nor a list of messages"),
         (
             {"path": "null.jsonl", "answer": "answer"},
-            "answer: row 0 (from 0) of null.jsonl has an empty 'answer': fill it in",
+            "answer: row 0 (counted from 0) of null.jsonl has an empty 'answer': fill it in",
         ),
         (
             {"prompt": "{a}", "path": "odd.jsonl", "answer": "prompt"},
-            "'a' of row 0 (from 0) of odd.jsonl is neither a text",
+            "'a' of row 0 (counted from 0) of odd.jsonl is neither a text",
         ),
         ({"prompt": "question", "answer": "answer", "stop": 10**30}, "expected at most"),
         (
             {"path": "table.csv", "prompt": "q", "answer": "answer"},
-            "prompt: row 0 (from 0) of table.csv has no column 'q'",
+            "prompt: row 0 (counted from 0) of table.csv has no column 'q'",
         ),
         ({"path": "empty.CSV", "answer": "answer"}, "path: empty.CSV has no row from 0 on, besides its header"),
     ],

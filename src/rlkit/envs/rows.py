@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict, cast
@@ -96,10 +98,12 @@ def rows(
         raise UsageError("gold: it has no effect without grader, because the answer is the gold reply")
     if system is not None and not chat:
         raise UsageError("system: it has no effect without the chat template; leave out chat: false")
+    if grader is not None:
+        _check_parameters(grader)
     prefix: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     tasks = list[RowTask]()
     for number, row in enumerate(islice(read_rows(path), start, stop), start):
-        where = f"row {number} (from 0) of {path}"
+        where = f"row {number} (counted from 0) of {path}"
         question = _read_prompt(row, prompt, where)
         if chat and isinstance(question, str):
             user: Message = {"role": "user", "content": question}
@@ -115,6 +119,14 @@ def rows(
         end = f" and before {stop}" if stop else ""
         raise UsageError(f"path: {path} has no row from {start} on{end}, besides its header if it has one")
     return tasks
+
+
+def _check_parameters(grader: Grader) -> None:
+    with suppress(ValueError):  # a built-in function may have no signature
+        try:
+            signature(grader).bind("", "")
+        except TypeError as error:
+            raise UsageError(f"grader: it must take the reply's text and the answer: {error}") from None
 
 
 def _read_prompt(row: Row, prompt: str, where: str) -> str | Sequence[Message]:
