@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES
+from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, VALUE_ANSWERS
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
 from rlkit.config.loading.outline import field_paths
@@ -81,6 +81,7 @@ def test_each_name_of_another_trainer_leads_to_a_field() -> None:
     assert set(FOREIGN_NAMES.values()) <= fields
     assert not (FOREIGN_NAMES.keys() | ANSWERS.keys()) & fields
     assert not FOREIGN_NAMES.keys() & ANSWERS.keys()
+    assert {answer.partition("=")[0] for answer in VALUE_ANSWERS} <= fields
 
 
 def test_the_name_of_a_loss_is_short_for_its_section(load: Load) -> None:
@@ -129,6 +130,8 @@ def test_empty_section_has_its_defaults(load: Load) -> None:
         ("max_tokens: 9", "unknown field. Did you mean 'sampling.max_tokens'?"),
         ("loss: pop", "expected importance_sampling, "),
         ("loss: pop", "found 'pop'. Did you mean 'ppo'?"),
+        ("loss: grpo", "found 'grpo'. GRPO is an estimator: set advantage to grpo. Its loss is ppo"),
+        ("advantage: {name: gae}", "found 'gae'. There is no value function"),
         ("batch.groups: 4", 'a.yaml:2: "batch.groups": unknown field. Write it as batch: {groups: …}'),
         ("zzz: 4", "a.yaml:2: zzz: unknown field. Known: model, name, "),
         ("steps: -5", "a.yaml:2: steps: expected at least 1, found -5"),

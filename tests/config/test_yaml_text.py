@@ -81,6 +81,7 @@ def test_values_have_the_lines_of_their_keys_and_items_their_own() -> None:
         ("x:\n  a: 1\n  'a': 2", "a.yaml:3: 'a' is a duplicate key, first at a.yaml:2"),
         ("a: b: c", "a.yaml:1: not valid YAML: a second ': ' in one line"),
         ("a:\n\tb: 1", "a.yaml:2: not valid YAML: a tab"),
+        ("{a} b", "a.yaml:1: not valid YAML: text after the end of a value: put the whole value in quotes"),
         ("a: 1\n---\nb: 2", "several documents"),
         ("a: !!python/object:os.system x", "the tag !!python/object:os.system is not supported"),
         ("a: !!int x", "the tag !!int"),

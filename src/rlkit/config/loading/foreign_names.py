@@ -85,3 +85,11 @@ _ANSWERS = {
 
 ANSWERS = {name: answer for answer, names in _ANSWERS.items() for name in names.split()}
 """Answer to a setting of another trainer that has no field here, by its name."""
+
+VALUE_ANSWERS = {
+    "loss.name=grpo": "GRPO is an estimator: set advantage to grpo. Its loss is ppo",
+    "loss.name=dr_grpo": "Set advantage to group_mean, and batch.normalize to constant",
+    "loss.name=dapo": "Set loss.name to ppo, and batch.normalize to token",
+    "advantage.name=gae": "There is no value function: advantages compare the rewards of a group",
+}
+"""Answer to the name of a loss or an estimator elsewhere, by field and value."""

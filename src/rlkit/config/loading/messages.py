@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, UNITS
+from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, UNITS, VALUE_ANSWERS
 from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
 from rlkit.config.loading.outline import Field, Shape, field_paths, locate
 from rlkit.config.loading.secrets import redact
@@ -98,7 +98,10 @@ def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None
         choices = list(parent.choices) if parent else []
         if node and node.value in choices:
             return f"is missing. Write {dotted(keys[:-1])} as {{{keys[-1]}: {node.value}}}"
-        near = did_you_mean(node.value, choices) if node and isinstance(node.value, str) and not node.template else ""
+        near = ""
+        if node and isinstance(node.value, str) and not node.template:
+            answer = VALUE_ANSWERS.get(f"{dotted(keys)}={node.value}")
+            near = f" {answer}" if answer else did_you_mean(node.value, choices)
         return f"expected {one_of(choices)}, found {actual}{'.' if near else ''}{near}"
     if kind == "string_pattern_mismatch":
         name = "the name" if details["loc"][-1] == "[key]" else actual

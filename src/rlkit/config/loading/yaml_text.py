@@ -190,6 +190,8 @@ def _problem(error: MarkedYAMLError) -> str:
         return "a second ': ' in one line: put the value in quotes"
     if "'\\t'" in problem:
         return "a tab in place of spaces"
+    if "'<document start>'" in problem:
+        return "text after the end of a value: put the whole value in quotes"
     if "cannot start any token" in problem:
         return f"{problem}: put the value in quotes"
     return problem.replace("'<stream end>'", "the end of the text")
