@@ -125,6 +125,20 @@ def test_a_run_is_resumed_by_name_or_folder_with_what_is_to_be_different(
         assert FakeTrainer.last_resolved.config.name == "first"
 
 
+def test_a_run_of_tasks_from_python_is_resumed_there(
+    rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "run.json").write_text("{}")
+    (tmp_path / "first" / "config.yaml").write_text("envs: {Words: {env: null}}")
+    result = rlkit("resume", "first")
+    assert result.exit_code == 2
+    assert "the tasks of Words were passed in Python: resume the run there, with rlkit.train(…, name='first'" in (
+        result.stderr
+    )
+
+
 def test_a_run_that_is_not_there_is_2(rlkit: Callable[..., Any]) -> None:
     result = rlkit("resume", "nothing")
     assert result.exit_code == 2

@@ -77,11 +77,16 @@ def resume(
     The run loads its last checkpoint, and replays later steps from its records.
     """
     from rlkit.config.loading.load import load_arguments
+    from rlkit.config.loading.objects import BUILT_IN
     from rlkit.config.loading.run_config import find_run, find_run_config
 
     directory = find_run(run)
     arguments = [str(find_run_config(directory)), *(values or []), *_tracking(openreward)]
     resolved = load_arguments(arguments, name=directory.name)
+    for name, spec in resolved.config.envs.items():
+        if spec.env is None and name not in BUILT_IN:
+            call = f"rlkit.train(…, name={directory.name!r}, resume=True)"
+            raise UsageError(f"the tasks of {name} were passed in Python: resume the run there, with {call}")
     return _train(output, resolved, directory=directory, resume=True, quiet=quiet, panel=not no_panel)
 
 
