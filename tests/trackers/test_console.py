@@ -184,6 +184,15 @@ def test_the_panel_shows_kl_entropy_lengths_and_the_newest_failure() -> None:
     assert "newest failure: RuntimeError: no such table" in text
 
 
+@pytest.mark.parametrize("width", [46, 80])
+def test_a_run_that_has_ended_counts_no_rollouts(width: int) -> None:
+    progress = Progress(20, 20, "saving", newest_error="RuntimeError: no such table")
+    assert "rollouts  0" in rendered(run_info(progress=progress), width=width)
+    text = rendered(run_info(progress=replace(progress, phase="done")), width=width)
+    assert "rollouts" not in text
+    assert "newest failure: RuntimeError: no such" in text
+
+
 @pytest.mark.parametrize("width", [46, 80, 120])
 def test_a_long_reason_of_a_failure_takes_two_lines_with_its_file_and_line(width: int) -> None:
     error = f"ValueError: {'the answer has no number ' * 20} at /home/me/{'projects/' * 8}env.py:12"

@@ -56,7 +56,8 @@ def render_panel(
     width = min(width, MAX_PANEL_CHARS)
     body = Table.grid(expand=True)
     body.add_row(_render_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
-    body.add_row(_render_rollouts(progress, narrow=width < NARROW_CHARS))
+    if progress.phase != "done":  # no rollout is left to count
+        body.add_row(_render_rollouts(progress, narrow=width < NARROW_CHARS))
     if progress.newest_error:
         text = f"newest failure: {' '.join(progress.newest_error.split())}"
         body.add_row(Text(_cut_middle(text, 2 * (width - 10)), style="red", overflow="fold"))
