@@ -97,7 +97,7 @@ def test_checkpoints_are_deleted_only_after_confirmation(run: SavedRun, rlkit: C
     assert preview.stdout.rstrip().endswith("MiB would be deleted")
     refused = rlkit("checkpoints", "delete", "first")
     assert refused.exit_code == 2
-    assert "Cannot ask without a terminal: give --yes" in refused.stderr
+    assert "Nobody can answer without a terminal: add --yes" in refused.stderr
     assert all(path in refused.stderr for path in all_paths)
     assert rlkit("checkpoints", "delete").exit_code == 2
     assert list_paths(rlkit) == all_paths

@@ -87,7 +87,7 @@ class Output:
     def confirm(self, question: str) -> bool:
         """Ask a question, and return whether the answer is yes; raise `UsageError` if nobody can answer."""
         if self.json or not sys.stdin.isatty():
-            raise UsageError(f"{question} Cannot ask without a terminal: give --yes")
+            raise UsageError(f"{question} Nobody can answer without a terminal: add --yes")
         self.err.write(f"{question} [y/N] ")
         self.err.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
