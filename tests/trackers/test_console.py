@@ -203,6 +203,13 @@ def test_a_long_reason_of_a_failure_takes_two_lines_with_its_file_and_line(width
     assert max(map(len, shown.splitlines())) <= width
 
 
+def test_a_long_reason_of_a_failure_first_loses_the_folder_of_its_file() -> None:
+    error = "KeyError: \"no column 'answer'\" at /home/me/projects/envs/env.py:12"
+    shown = rendered(run_info(progress=Progress(3, 20, "sampling", failed=2, newest_error=error)), width=46)
+    words = " ".join(" ".join(line.strip("│ ") for line in shown.splitlines()).split())
+    assert "newest failure: KeyError: \"no column 'answer'\" at env.py:12" in words
+
+
 def test_the_panel_fits_46_columns() -> None:
     progress = Progress(3, 20, "evaluating", queued=40, running=12, finished=76, failed=2, tokens=1234, seconds=3000)
     progress = replace(progress, warm_up_s=1000)

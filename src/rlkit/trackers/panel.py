@@ -6,6 +6,7 @@ Invariant: the panel is never wider than the terminal, and shows at most `MAX_RO
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ MAX_ROWS = 8
 MAX_NAME_CHARS = 28
 MAX_PANEL_CHARS = 120
 NARROW_CHARS = 64
+
+_FOLDER = re.compile(r"(?<= at )/\S*/(?=[^/\s]+$)")
 
 
 def render_panel(
@@ -148,7 +151,8 @@ def _render_environments(
 
 
 def _cut_middle(text: str, chars: int) -> str:
-    """Shorten a long text, but keep its end: a reason of failure ends with a file and a line."""
+    """Shorten a long text, but keep its end: a reason of failure ends with a file, without its folder, and a line."""
+    text = text if len(text) <= chars else _FOLDER.sub("", text)
     return text if len(text) <= chars else f"{text[: chars // 2]} … {text[-(chars // 2) :]}"
 
 
