@@ -83,11 +83,11 @@ def train(
 
     Args:
         config: a configuration or its path; None starts from the defaults.
-        envs: tasks that replace those of the configuration, or tasks or sections such as `{"env": "rows", …}` by name,
-            which are added to them.
+        envs: tasks, which replace those of the configuration; or a mapping of names to tasks or to sections such as
+            `{"env": "rows", …}`, which are added to those of the configuration.
         advantage: an estimator, its name, or a mapping with its name and settings.
         loss: a loss function, the name of a loss, or a mapping with its name and settings.
-        trackers: observers of the run; None prints a line a step.
+        trackers: observers of the run; None prints a line per step.
         resume: resume the run of that `name`, if there is one.
         settings: fields of the configuration, which override `config`.
 

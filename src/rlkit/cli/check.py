@@ -78,7 +78,8 @@ def check_service(
 ) -> int:
     """Check a service of the Tinker protocol.
 
-    Each endpoint and option works, deviates from the protocol or is absent. The exit code is 1 if one deviates.
+    The command shows which endpoints and options work, deviate from the protocol or are absent. The exit code is 1 if
+    one deviates.
     The checks train small adapters and delete them.
     """
     from rlkit._util.model_names import DEFAULT_MODEL

@@ -34,7 +34,8 @@ def train(
     no_panel: NoPanel = False,
     openreward: Uploads = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Rehearse the run on a simulated service, and estimate its cost and time.")
+        bool,
+        typer.Option("--dry-run", help="Simulate the run, without a model or a key, and estimate its cost and time."),
     ] = False,
     pilot: Annotated[
         int | None,

@@ -64,7 +64,7 @@ def _load_format(model: str, run: Path | None, *, engine: bool, note: Callable[[
 
 
 def find_text_prompt(run: Path, step: int) -> str | None:
-    """Return a prompt of a step whose prompts are all plain text; None if any is a conversation, or none is read."""
+    """Return a prompt of a step if all its prompts are plain texts; None otherwise, or if none can be read."""
     with suppress(UsageError):
         columns = [f"turns.list.element.{name}" for name in ("prompt", "messages")]
         # Not as Python objects: a step may have millions of tokens.

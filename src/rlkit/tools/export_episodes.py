@@ -2,8 +2,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
 """Export of a run's episodes as logs of inspect_ai and as a database of inspect_scout.
 
-Invariant: an exported folder is complete, and free of secrets as the rollouts of trackers are. Only an episode with a
-reward has a score.
+Invariant: an exported folder is complete, and free of secrets, like the rollouts that trackers show. Only an episode
+with a reward has a score.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlkit.trackers.recorded_run import RecordedRollout, RecordedTurn, read_roll
 
 
 def export_episodes(run: str, directory: Path, *, note: Callable[[str], None] = lambda message: None) -> int:
-    """Write `logs`, a log of inspect per step and environment, and `transcripts`, the database; return their length.
+    """Write `logs`, a log of inspect per step and environment, and the database `transcripts`; return the count.
 
     Raises:
         UsageError: the run does not exist, has no episodes or is damaged, or the directory cannot be created.

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # as `name` of a config
 
 
 def find_idle_runs(names: Sequence[str]) -> list[Path]:
-    """Return the folders of runs; raise `UsageError` if there is none of a name, it is a link, or it is in progress."""
+    """Return the folders of runs; raise `UsageError` for an unknown name, a link, or a run that is in progress."""
     folders = list(map(find_run, names))
     for folder in folders:
         if folder.is_symlink():
@@ -47,7 +47,7 @@ def rename_run(name: str, new_name: str) -> Path:
     """Rename a run in its folder of runs, and return its new folder.
 
     Raises:
-        UsageError: there is no such run, it is in progress, or the new name is taken or no name of a folder.
+        UsageError: there is no such run, it is in progress, or the new name is taken, or a folder cannot have it.
     """
     (folder,) = find_idle_runs([name])
     if not _NAME.fullmatch(new_name):
