@@ -17,9 +17,9 @@ def render_gain(values: Sequence[float], *, arrow: str = "→") -> str:
     """Render the first and the last value, such as `0.64 → 1.00`, with digits in which they differ."""
     ends = [values[0], values[-1]] if len(values) > 1 else values
     largest = max(map(abs, ends))
-    if (largest == 0 or 0.1 <= largest < 1000) and len({f"{value:.2f}" for value in ends}) == len(set(ends)):
-        return f" {arrow} ".join(f"{value:.2f}" for value in ends)
-    return f" {arrow} ".join(f"{value:.4g}" for value in ends)
+    short = ".2f" if largest == 0 or 0.1 <= largest < 1000 else ".2g" if largest < 0.1 else ".4g"
+    form = short if len({format(value, short) for value in ends}) == len(set(ends)) else ".4g"
+    return f" {arrow} ".join(format(value, form) for value in ends)
 
 
 def render_duration(seconds: float) -> str:
