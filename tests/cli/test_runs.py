@@ -43,6 +43,23 @@ def test_runs_are_listed_with_status_steps_reward_and_age(run: toolkit.RunResult
     assert (row["name"], row["step"], row["live"]) == ("first", 2, False)
 
 
+def test_a_run_with_fewer_steps_than_it_has_finished_is_at_its_last_step(
+    run: toolkit.RunResult, rlkit: Command
+) -> None:
+    assert rlkit("resume", "first", "steps=1", "envs.Say.env=tests.cli.test_runs:Say", "--quiet").exit_code == 0
+    assert " step 2/2 " in rlkit("runs").stdout
+
+
+def test_a_killed_run_and_a_run_of_one_step_are_listed_as_such(run: toolkit.RunResult, rlkit: Command) -> None:
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.directory / "metrics.jsonl").write_text(lines[0])
+    state = json.loads((run.directory / "run.json").read_text())
+    (run.directory / "run.json").write_text(json.dumps({**state, "status": "running"}))
+    line = rlkit("runs").stdout
+    assert line.split()[:4] == ["first", "killed", "step", "1/2"]
+    assert "→" not in line
+
+
 def test_a_folder_without_runs_says_so(rlkit: Command) -> None:
     assert rlkit("runs").stdout.startswith("there are no runs in ")
 

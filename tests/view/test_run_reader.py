@@ -320,12 +320,12 @@ def test_an_image_is_shown_in_its_message(tmp_path: Path) -> None:
 
 def test_a_run_is_live_while_its_lock_is_held_and_the_page_takes_no_lock(tmp_path: Path) -> None:
     run = write_run(tmp_path / "live", steps=1, status="running")
-    assert get(tmp_path, "runs")["runs"][0]["status"] == "dead"
+    assert get(tmp_path, "runs")["runs"][0]["status"] == "killed"
     with (run / "lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shown = get(tmp_path, "runs")["runs"][0]
         assert (shown["status"], shown["live"]) == ("running", True)
-    assert get(tmp_path, "runs")["runs"][0]["status"] == "dead"
+    assert get(tmp_path, "runs")["runs"][0]["status"] == "killed"
 
 
 def test_a_lock_is_found_where_the_list_names_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,8 +335,8 @@ def test_a_lock_is_found_where_the_list_names_another_device(tmp_path: Path, mon
     monkeypatch.setattr(run_locks, "_LOCKS", tmp_path / "locks")
     for process, name, status in (
         (number, f"00:99:{file}", "running"),
-        (1, f"00:99:{file}", "dead"),
-        (number, "00:99:1", "dead"),
+        (1, f"00:99:{file}", "killed"),
+        (number, "00:99:1", "killed"),
     ):
         (tmp_path / "locks").write_text(
             f"1: FLOCK  ADVISORY  WRITE {process} {name} 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 7 00:01:2 0 EOF\n"

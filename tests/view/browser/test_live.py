@@ -127,7 +127,7 @@ def test_a_run_whose_process_died_is_not_live(live_run: LiveRun, visit_link: Cal
         visit.open()
         assert visit.rows()[0][2] == "running"
         live_run.kill()
-        visit.wait_until(lambda: visit.rows()[0][2] == "dead")
+        visit.wait_until(lambda: visit.rows()[0][2] == "killed")
         visit.check()
 
 

@@ -4,7 +4,7 @@ import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/
 import { runHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
-const TONES = { running: "live", completed: "good", failed: "bad", dead: "bad" };
+const TONES = { running: "live", completed: "good", failed: "bad", killed: "bad" };
 
 export const statusBadge = (status) => h("span", { class: `badge ${TONES[status] ?? (status ? "warn" : "")}` }, status);
 

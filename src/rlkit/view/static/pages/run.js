@@ -31,7 +31,7 @@ export default async function showRun([, id], query) {
 
 function drawHead(run) {
   const { model, envs, name, status, reason, evaluation, step, steps, started, updated, tags, versions } = run;
-  const isBad = status === "failed" || status === "dead";
+  const isBad = status === "failed" || status === "killed";
   const score = evaluation?.metric.split("/").at(-1).replaceAll("_", " ");
   const releases = Object.entries(versions ?? {}).map((pair) => pair.join(" "));
   return [
