@@ -59,6 +59,17 @@ def test_the_wheel_holds_the_package_and_what_it_reads(wheel: Path) -> None:
     assert {name for name in sources if "__pycache__" not in name} <= set(names)
 
 
+def test_the_source_distribution_installs_the_same_files(wheel: Path, tmp_path: Path) -> None:
+    (source,) = wheel.parent.glob("*.tar.gz")
+    install = [UV, "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", tmp_path, source]
+    subprocess.run(install, check=True)
+    archive = zipfile.ZipFile(wheel)
+    names = [name for name in archive.namelist() if name.startswith("rlkit/")]
+    assert len(names) > 500
+    for name in names:
+        assert (tmp_path / name).read_bytes() == archive.read(name)
+
+
 def test_the_description_on_the_index_has_no_link_into_the_repository(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
