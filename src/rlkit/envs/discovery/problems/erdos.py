@@ -69,7 +69,7 @@ class Erdos(Problem):
     symbol = "C5"
     initial = "initial_h_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
-    scripted = ((2, 0.38107), (10, 0.380974), (60, 0.380892), (120, 0.380887), (300, 0.380869))
+    scripted = ((2, 0.38107), (10, 0.380974), (60, 0.380892), (120, 0.380887), (300, 0.380869), (1800, 0.380868))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:
