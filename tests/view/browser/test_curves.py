@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-from tests.view.browser.conftest import can_search
+from tests.view.browser.conftest import can_search, serve
 from tests.view.browser.test_hostile import HIDDEN
 from tests.view.browser.visit import Visit
 
@@ -25,6 +26,55 @@ def test_a_click_on_the_name_of_a_metric_chooses_it(visit: Visit) -> None:
     visit.page.get_by_role("heading", level=1).click()
     visit.page.locator(".matches").wait_for(state="hidden")
     visit.check()
+
+
+COLUMNS = """() => {
+  const canvas = document.querySelector(".chart canvas");
+  const probe = Object.assign(document.createElement("i"), { style: "color: var(--c0)" });
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color.match(/\\d+/g).map(Number);
+  const { width, height } = canvas;
+  const copy = Object.assign(document.createElement("canvas"), { width, height });
+  const context = copy.getContext("2d", { willReadFrequently: true });
+  context.drawImage(canvas, 0, 0);
+  const { data } = context.getImageData(0, 0, width, height);
+  const isDrawn = (pixel) => colour.every((value, channel) => Math.abs(data[4 * pixel + channel] - value) < 8);
+  const pixels = [...Array(data.length / 4).keys()].filter(isDrawn);
+  return pixels.map((pixel) => (pixel % width) / width);
+}"""
+"""Places from left to right, 0 to 1, of the pixels of the first chart that have the colour of its first curve."""
+
+
+def write_metrics(runs: Path, tmp_path: Path, values: Sequence[float]) -> Path:
+    """Return a copy of a run with other rewards, one a step."""
+    run = Path(shutil.copytree(runs / "faster", tmp_path / "faster"))
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = [{**line, "step": step, "env/all/reward/mean": value} for step, value in enumerate(values)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_huge_numbers_fit_into_their_places(runs: Path, tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    with serve(write_metrics(runs, tmp_path, [-1e300, 1e300])) as link:
+        visit = visit_link(link)
+        visit.open("#/run/faster")
+        assert "-1.0e+300 → 1.0e+300" in visit.text()
+        visit.wait_until(lambda: "1.0e+300" in visit.texts(".chart .legend")[0])
+        assert visit.overflow_px() <= 0
+        visit.check()
+
+
+def test_a_single_step_is_in_the_middle_of_its_chart(
+    runs: Path, tmp_path: Path, visit_link: Callable[..., Visit]
+) -> None:
+    with serve(write_metrics(runs, tmp_path, [0.5])) as link:
+        visit = visit_link(link)
+        visit.open("#/run/faster")
+        visit.page.locator(".chart canvas").first.wait_for()
+        visit.wait_until(lambda: bool(visit.page.evaluate(COLUMNS)))
+        columns = visit.page.evaluate(COLUMNS)
+        assert 0.4 < min(columns) < max(columns) < 0.65
+        visit.check()
 
 
 def test_names_of_metrics_have_no_invisible_characters(visit_link: Callable[..., Visit], hostile_link: str) -> None:

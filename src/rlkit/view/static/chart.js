@@ -87,6 +87,7 @@ function makeSeries({ x, series }) {
 }
 
 const fade = (colour, opacity) => `rgba(${colour.match(/[\d.]+/g).slice(0, 3).join(", ")}, ${opacity})`;
+const stepRange = ({ data: [x] }, low, high) => (x.length === 1 ? [x[0] - 0.5, x[0] + 0.5] : [low, high]);
 
 function chartOptions(chart, host, showLegend) {
   const { x, series, isLog, onStep, height = 150, guides = [], markers = [], digits = 3 } = chart;
@@ -99,7 +100,7 @@ function chartOptions(chart, host, showLegend) {
   return {
     width: host.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
     cursor: { sync: { key: SYNC, setSeries: false }, y: false, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range } },
+    scales: { x: { time: false, range: stepRange }, y: { distr: isLog ? 3 : 1, range } },
     axes: [
       { ...axis, size: 26, space: 60, grid: { show: false }, incrs: STEP_INTERVALS },
       { ...axis, size: digits > 3 ? 72 : 46, space: 34, values: showTicks },

@@ -1,5 +1,5 @@
 /** Format numbers, times and names for people. An unknown value is a dash. */
-const DASH = "–";
+const [DASH, HUGE] = ["–", 1e9];
 const COUNTS = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 export const isKnown = (value) => value !== null && value !== undefined;
@@ -14,22 +14,23 @@ export function attempt(action, fallback) {
 }
 
 const orDash = (format) => (value, ...options) => (isKnown(value) ? format(value, ...options) : DASH);
+const formatFixed = (value, digits) => (Math.abs(value) < HUGE ? value.toFixed(digits) : formatNumber(value));
 
-/** Return a number with about `digits` significant digits. */
+/** Return a number with about `digits` significant digits, as a short text even if it is huge. */
 export const formatNumber = orDash((value, digits = 3) => {
   const size = Math.abs(value);
   if (Number.isNaN(value)) return DASH;
+  if (size >= HUGE || (size !== 0 && size < 10 ** -digits)) return value.toExponential(1);
   if (size >= 1000) return Math.round(value).toLocaleString("en");
-  if (size !== 0 && size < 10 ** -digits) return value.toExponential(1);
   return String(Number(value.toPrecision(digits)));
 });
 
 /** Return a reward or score with two decimals, or two digits if it is smaller. */
 export const formatReward = orDash((value) =>
-  Math.abs(value) >= 0.01 || value === 0 ? value.toFixed(2) : formatNumber(value, 2));
+  Math.abs(value) >= 0.01 || value === 0 ? formatFixed(value, 2) : formatNumber(value, 2));
 
 export const formatSigned = orDash((value, digits = 2) =>
-  (value > 0 ? "+" : value < 0 ? "−" : "") + Math.abs(value).toFixed(digits));
+  (value > 0 ? "+" : value < 0 ? "−" : "") + formatFixed(Math.abs(value), digits));
 
 /** Return a count such as 12.3k or 4.5M. */
 export const formatCount = orDash((value) => COUNTS.format(value).replace("K", "k"));
@@ -48,7 +49,7 @@ export const formatAge = orDash((seconds) => {
   return unit ? `${Math.floor(age_s / unit_s)} ${unit} ago` : "just now";
 });
 
-export const formatUsd = orDash((value) => (value < 0.005 && value > 0 ? "< $0.01" : `$${value.toFixed(2)}`));
+export const formatUsd = orDash((value) => (value < 0.005 && value > 0 ? "< $0.01" : `$${formatFixed(value, 2)}`));
 
 /** Return "1 group" or "3 groups". */
 export const plural = (count, noun) => `${Number(count).toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

@@ -73,8 +73,7 @@ export function statesPicture(states, lineage) {
     const fate = isKnown(state.expansions) ? plural(state.expansions, "expansion") : "dropped by the archive";
     const label = `${state.id}: ${formatNumber(state.value, 7)}, ${fate}, ${origin}`;
     const props = { class: kind(state.seed ? "state seed" : "state", isBest), r: isBest ? 4.5 : 3 };
-    const title = svg("title", label);
-    return svg("circle", { ...props, cx: x(place), cy: y(state.value) }, title);
+    return svg("circle", { ...props, cx: x(place), cy: y(state.value) }, svg("title", label));
   });
   const ticks = [low, (low + high) / 2, high].map((value) => [
     svg("text", { x: 4, y: y(value) + 4 }, formatNumber(value, 4)),
