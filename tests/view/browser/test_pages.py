@@ -373,6 +373,16 @@ def test_evaluations_of_other_tools_have_intervals(visit_link: Callable[..., Vis
         visit.check()
 
 
+def test_records_of_other_tools_have_no_numbers_that_were_not_recorded(visit_link: Callable[..., Visit]) -> None:
+    with serve(ROOT / "tests" / "data" / "view" / "inspect.eval") as link:
+        visit = visit_link(link)
+        visit.open("#/run/inspect.eval/evaluations")
+        assert visit.rows() == [["tool", "1.00"], ["picture", "0.50"], ["plain", "1.00"], ["fails", "–"]]
+        visit.open("#/run/inspect.eval/evaluation/0/episode/0/0/0")
+        assert visit.texts("nav.tree a") == ["Turn 1", "Turn 2"]
+        visit.check()
+
+
 @pytest.mark.skipif(not can_search(), reason="programs of a search would not be kept apart")
 def test_discovery_shows_records_and_the_tree_of_states(visit: Visit, runs: Path) -> None:
     visit.open("#/run/erdos/discovery")

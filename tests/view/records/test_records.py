@@ -149,6 +149,12 @@ def test_epochs_of_an_inspect_sample_are_a_group() -> None:
     assert groups["tool"]["members"][0]["tokens"] == 6
 
 
+def test_a_copy_of_an_inspect_log_keeps_its_duration(tmp_path: Path) -> None:
+    log = Path(shutil.copyfile(DATA / "inspect.eval", tmp_path / "inspect.eval"))  # with the time of today
+    summary = load(log).summary()
+    assert summary["updated"] == summary["started"]  # it took less than a second
+
+
 def test_messages_of_an_inspect_sample_have_thinking_images_and_tool_calls() -> None:
     reader = load(DATA / "inspect.eval")
     picture = reader.group(EVALUATION, 1)

@@ -95,6 +95,7 @@ class InspectReader(LogReader):
             status=_STATUSES.get(pick(header, "status", str) or ""),
             reason=pick(header, "error.message", str),
             started=_parse_time(pick(header, "eval.created", str) or ""),
+            updated=_parse_time(pick(header, "stats.completed_at", str) or "") or self.path.stat().st_mtime,
             model=pick(header, "eval.model", str),
             envs=[pick(header, "eval.task", str)],
             tags=pick_list(header, "eval.tags"),

@@ -18,11 +18,10 @@ function makeSegments(turns) {
 export function drawTree({ turns }, hrefOf, goTo) {
   const drawTurn = (index) => {
     const { completion, version, stop } = turns[index];
-    const size = `${formatCount(completion.length)} tok`;
+    const size = completion.length > 0 && `${formatCount(completion.length)} tok`; // other tools record none
     const facts = joinFacts([size, isKnown(version) && `v${version}`, stop === "length" && "cut"]);
     const onclick = (event) => (event.preventDefault(), goTo(index));
-    const name = h("b", `Turn ${index + 1}`);
-    return h("a", { href: hrefOf(index), onclick }, name, " ", h("span.muted", facts));
+    return h("a", { href: hrefOf(index), onclick }, h("b", `Turn ${index + 1}`), " ", h("span.muted", facts));
   };
   const drawList = (segments) => segments.length > 0 && h("ul", segments.map(drawSegment));
   const drawSegment = (segment) => h("li", segment.turns.map(drawTurn), drawList(segment.children));

@@ -93,8 +93,7 @@ function drawTasks(run, env, tasks, steps, { q, order }) {
   const range = [0, all.reduce((most, { means }) => Math.max(most, ...means), 1)];
   const drawTask = ({ id, means }) => makeRow([
     h("a.row-link", { href: runHash(run.id, "task", env, id) }, textLine(id, 80)),
-    ...means.map((mean) =>
-      [h("span", { class: `chip ${rewardClass(mean, range)}` }, isKnown(mean) && formatReward(mean)), "cell"]),
+    ...means.map((mean) => [h("span", { class: `chip ${rewardClass(mean, range)}` }, formatReward(mean)), "cell"]),
   ]);
   const list = makeList(`Tasks of ${env}`, ["Task", ...steps.map((step) => [String(step), "cell"])], drawTask);
   list.node.classList.add("matrix");
