@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.view.browser.conftest import ROOT, can_search
+from tests.view.browser.conftest import ROOT, can_search, serve
 from tests.view.browser.test_pages import episode_hash, find_episode, read_step
 from tests.view.browser.visit import Visit
 
@@ -121,6 +121,24 @@ def test_no_page_is_wider_than_the_window(
     )
     assert names == []
     visit.check()
+
+
+LINES = """(selector) => [...document.querySelectorAll(selector)]
+.map((one) => [one.textContent, one.getClientRects().length])"""
+"""Text of each element, and its number of lines."""
+
+
+def test_short_names_are_not_broken(visit_link: Callable[..., Visit], link: str, runs: Path) -> None:
+    pair = visit_link(link)
+    pair.open(find_hash(runs, "task"))
+    with serve(ROOT / "tests" / "data" / "view" / "inspect.eval") as other_link:
+        log = visit_link(other_link, width=800)
+        log.open("#/run/inspect.eval")
+        for visit, selector in ((pair, ".sides .row-link"), (log, "th.mono bdi")):
+            lines = visit.page.evaluate(LINES, selector)
+            assert lines
+            assert [name for name, count in lines if count > 1] == []
+            visit.check()
 
 
 def background(visit: Visit) -> list[int]:
