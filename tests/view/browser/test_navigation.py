@@ -59,6 +59,32 @@ def test_an_address_gives_the_same_page_again(visit: Visit, state: str) -> None:
     visit.check()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("#/?q=faster", "#/?q=shop&sort=reward"),
+        ("#/run/shop?smooth=0.5&log=1", "#/run/shop?env=sums"),
+        ("#/run/shop/step/4?env=sums&mixed=1", "#/run/shop/step/4?env=shop&sort=failures"),
+        ("#/run/shop/step/4/group/0?diff=0.0%2C1.0", "#/run/shop/step/4/group/0?diff=2.0%2C3.0"),
+        (
+            "#/run/shop/step/4/episode/0/0/0?view=tokens&colour=gap",
+            "#/run/shop/step/4/episode/0/0/0?view=tokens&colour=mask",
+        ),
+        ("#/run/shop/tasks?q=tea", "#/run/shop/tasks?sort=change"),
+        ("#/run/shop/evaluations?at=4&q=2", "#/run/shop/evaluations?at=8&order=better"),
+    ],
+)
+def test_another_address_of_the_same_page_changes_its_controls(visit: Visit, before: str, after: str) -> None:
+    visit.open(after)
+    expected = settle(visit)
+    visit.open(before)
+    assert settle(visit)[2] != expected[2]
+    visit.page.goto(visit.link + after)  # as typed into the bar: the page is not loaded again
+    visit.wait()
+    assert settle(visit) == expected
+    visit.check()
+
+
 def test_back_and_forward_go_through_the_pages(visit: Visit) -> None:
     visit.open()
     visit.page.get_by_role("link", name="shop", exact=True).click()

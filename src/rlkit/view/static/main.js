@@ -29,16 +29,16 @@ const scrolls = new Map(); // hash → vertical position, for the way back
 
 let [view, viewPath, watchedData, navigation, followsLink] = [null, null, null, 0, false];
 
-async function showPage() {
+async function showPage(event) {
   const { parts, query } = parseHash(location.hash);
   const path = apiPath(...parts);
-  if (view?.requery && path === viewPath) return view.requery(query);
-  const turn = ++navigation;
+  const isOwn = followsLink || !event?.isTrusted; // the controls of a page know its own links and changes only
+  if (view?.requery && path === viewPath && isOwn) return (followsLink = false, view.requery(query));
+  const [isFirst, turn] = [!view, ++navigation];
   if (view) scrolls.set(viewPath, scrollY);
   main.setAttribute("aria-busy", "true");
   const nextView = await openView(path, parts, query);
   if (turn !== navigation) return;
-  const isFirst = !view;
   [view, viewPath] = [nextView, path];
   watchedData = view.watched ?? (view.watch ? await load(view.watch).catch(() => null) : null);
   replace(main, view.node);
