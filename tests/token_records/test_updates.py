@@ -63,6 +63,25 @@ def test_each_trained_token_has_its_numbers(tmp_path: Path) -> None:
     assert asyncio.run(audit_group(prepared.group, recorded=recorded[4])).mismatch is None
 
 
+@pytest.mark.parametrize(("penalty", "limit"), [(0.0, 4.0), (0.05, 6.0)])
+def test_a_token_takes_at_most_six_bytes_also_if_all_advantages_differ(
+    penalty: float, limit: float, tmp_path: Path
+) -> None:
+    rng, size = np.random.default_rng(0), 1000
+    turns = [turn([1, 2], rng.integers(0, 1000, size).tolist()) for _ in range(32)]
+    played = Group("env", "t", 4, tuple(episode(n % 3, member=n, turns=(each,)) for n, each in enumerate(turns)))
+    prepared = prepare(played)
+    # Two thirds of the tokens of a model are nearly certain.
+    rows = [(-rng.exponential(0.3, size + 1) * (rng.random(size + 1) < 0.6)).astype(np.float32) for _ in prepared.data]
+    data = [
+        replace(datum, advantages=(datum.advantages - penalty * rng.normal(0, 0.1, size + 1)).astype(np.float32))
+        for datum in prepared.data
+    ]
+    prepared = replace(prepared, data=tuple(data))
+    written(tmp_path, [prepared], UpdateResult([prepared], rows, {}, PPO(), 1e-4))
+    assert update_path(tmp_path, 3).stat().st_size < limit * 32 * size
+
+
 def test_a_step_that_trains_on_nothing_is_recorded(tmp_path: Path) -> None:
     equal = prepare(group([0.5, 0.5], draw=7))
     assert written(tmp_path, [equal], None)[7].sequences == []

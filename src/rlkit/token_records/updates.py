@@ -31,6 +31,9 @@ from rlkit.errors import UsageError
 from rlkit.token_records.list_columns import make_lists, row_ends, split_lists
 from rlkit.types import Bools, Floats
 
+_NUMBERS = [f"sequences.list.element.{name}.list.element" for name in ("advantages", "logprobs")]
+"""Columns with a number for each token: compressed by bytes, because a dictionary doubles numbers that all differ."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedSequence:
@@ -116,9 +119,9 @@ def write_update(
         pa.table(columns),
         buffer,
         compression="zstd",
-        use_dictionary=["env", "task", "estimator", "sequences.list.element.advantages.list.element"],  # pyright: ignore[reportArgumentType]  accepts column names, too
+        use_dictionary=["env", "task", "estimator"],  # pyright: ignore[reportArgumentType]  accepts column names, too
         write_statistics=["step", "draw"],  # pyright: ignore[reportArgumentType]  accepts column names, too
-        column_encoding={"sequences.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
+        column_encoding=dict.fromkeys(_NUMBERS, "BYTE_STREAM_SPLIT"),
         write_batch_size=2**16,  # values; the default of 1,024 makes a hundred calls for a column of tokens
     )
     files.write_bytes(path, buffer.getvalue())
