@@ -95,6 +95,8 @@ def test_a_name_with_special_characters_is_one_part_of_the_path(client: httpx.Cl
     assert answer.json()["step"] == 1
     missing = client.get("/api/run/none/step/1")
     assert (missing.status_code, missing.json()["error"]) == (404, "there is no run 'none'")
+    for name in ("..", ".hidden", "%2e%2e%2fother", "%2fetc", "a%00b", "n" * 300, "%20"):
+        assert client.get(f"/api/run/{name}").status_code == 404
 
 
 def test_a_port_in_use_is_an_error_of_one_line(client: httpx.Client, folder: Path) -> None:

@@ -73,6 +73,14 @@ class Library:
             readers[next(name for name in names if name not in readers)] = reader
         return readers
 
+    def _find_run(self, run: str) -> RecordReader | None:
+        """Return the reader of a run; without looking at the other runs if all are in one folder."""
+        place = self.places[0]
+        if len(self.places) > 1 or not place.is_dir() or find_reader(place):
+            return self.readers().get(run)
+        is_listed = run[:1] != "." and run in (path.name for path in place.iterdir())
+        return find_reader(place / run) if is_listed else None
+
     def respond(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
         """Return the JSON of a path.
 
@@ -83,7 +91,7 @@ class Library:
             case ["runs"]:
                 row = self.summaries()
             case ["run", run, *parts]:
-                if (reader := self.readers().get(run)) is None:
+                if (reader := self._find_run(run)) is None:
                     raise UsageError(f"there is no run {run!r}")
                 with _report_damage(reader.path):
                     row = _read_page(reader, parts, query or {})

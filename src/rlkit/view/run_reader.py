@@ -129,6 +129,10 @@ class RunReader(RecordReader):
         return [(kind, number) for kind in ("step", "evaluation") for number in list_tables(self.path, kind)]
 
     @override
+    def has_step(self, step: Step) -> bool:
+        return find_table(self.path, step).exists()  # a run may have many steps
+
+    @override
     def read_groups(self, step: Step) -> Sequence[Row]:
         """Return the groups of a step in its order; `taught` is None where it is not known yet."""
         kind, number = step

@@ -57,6 +57,10 @@ class RecordReader(ABC):
     def list_steps(self) -> Sequence[Step]:
         """Return the steps and evaluations, sorted."""
 
+    def has_step(self, step: Step) -> bool:
+        """Return whether a step or evaluation is among the steps."""
+        return step in self.list_steps()
+
     @abstractmethod
     def read_groups(self, step: Step) -> Sequence[Row]:
         """Return the groups of a step."""
@@ -134,7 +138,7 @@ class RecordReader(ABC):
 
     def step(self, step: Step) -> Row:
         """Return the groups of a step."""
-        if step not in self.list_steps():
+        if not self.has_step(step):
             raise UsageError(f"{self.path} has no {step[0]} {step[1]}")
         return {"step": step[1], "groups": self.read_groups(step)}
 
