@@ -146,7 +146,7 @@ class Visitor:
     """A browser that loads pages and measures milliseconds until a condition holds and is painted."""
 
     def __init__(self, browser: Browser, link: str) -> None:
-        self._browser, self._link = browser, link
+        self._browser, self._link = browser, link.partition("#")[0]  # the link of a single run has its page
         self.page: Page | None = None
         self.heap_bytes = 0
 
