@@ -13,6 +13,7 @@ from rlkit.config.loading.outline import Field, Shape, outline
 MARK = "<!-- reference -->"
 
 BOOSTS = {
+    "runs.md": 2,
     "migrating/": 0.1,
     "options.md": 0.1,
     "reference.md": 0.3,

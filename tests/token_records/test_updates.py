@@ -71,7 +71,7 @@ def test_a_token_takes_at_most_six_bytes_also_if_all_advantages_differ(
     turns = [turn([1, 2], rng.integers(0, 1000, size).tolist()) for _ in range(32)]
     played = Group("env", "t", 4, tuple(episode(n % 3, member=n, turns=(each,)) for n, each in enumerate(turns)))
     prepared = prepare(played)
-    # Two thirds of the tokens of a model are nearly certain.
+    # A trained model is certain of many of its tokens, here of two fifths.
     rows = [(-rng.exponential(0.3, size + 1) * (rng.random(size + 1) < 0.6)).astype(np.float32) for _ in prepared.data]
     data = [
         replace(datum, advantages=(datum.advantages - penalty * rng.normal(0, 0.1, size + 1)).astype(np.float32))

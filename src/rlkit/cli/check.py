@@ -79,8 +79,7 @@ def check_service(
     """Check a service of the Tinker protocol.
 
     The command shows which endpoints and options work, deviate from the protocol or are absent. The exit code is 1 if
-    one deviates.
-    The checks train small adapters and delete them.
+    one deviates. The checks train small adapters and delete them.
     """
     from rlkit._util.model_names import DEFAULT_MODEL
     from rlkit._util.threads import in_thread

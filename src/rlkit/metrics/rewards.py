@@ -32,14 +32,14 @@ def drop_copies(metrics: Mapping[str, float], families: Iterable[str]) -> Mappin
         families: `env` if a step has one environment, `eval` if an evaluation has one.
     """
     for family in families:
-        kept = {name: value for name, value in metrics.items() if not name.startswith(f"{family}/all/")}
-        metrics = kept if restore_copies(kept) == metrics else metrics
+        own_metrics = {name: value for name, value in metrics.items() if not name.startswith(f"{family}/all/")}
+        metrics = own_metrics if restore_copies(own_metrics) == metrics else metrics
     return metrics
 
 
 def restore_copies(metrics: Mapping[str, float]) -> dict[str, float]:
     """Add `env/all/…` and `eval/all/…` to metrics of a single environment, unless they are there."""
-    restored = dict(metrics)
+    all_metrics = dict(metrics)
     for family in ("env", "eval"):
         names = [name for name in metrics if name.startswith(f"{family}/")]
         envs = {name.split("/", 2)[1] for name in names}
@@ -50,8 +50,8 @@ def restore_copies(metrics: Mapping[str, float]) -> dict[str, float]:
         without_copies = (*_ENV_FAMILIES, *labels)
         for name in names:
             if not (metric := name.removeprefix(own)).startswith(without_copies):
-                restored[f"{family}/all/{metric}"] = metrics[name]
-    return restored
+                all_metrics[f"{family}/all/{metric}"] = metrics[name]
+    return all_metrics
 
 
 def draw_bars(values: Sequence[float], *, width: int = _BARS_MAX) -> str:

@@ -63,6 +63,7 @@ def test_search_finds_the_page(browser: Any, site: str) -> None:
         "checkpoints prune": "/cli/",
         "journal": "/files/",
         "resume run": "/runs/",
+        "resume a run": "/runs/",
         "RLTrainer": "/reference/",
         "evaluate a checkpoint": "/evaluation/",
         "learning rate": "/objective/",
