@@ -53,6 +53,7 @@ def test_metrics_of_a_single_environment_are_written_once(envs: list[str], is_si
     assert set(line) == {"step", *metrics} - ({"env/all/reward/mean"} if is_single else set())
 
 
+@pytest.mark.parametrize("is_trained", [True, False])  # the first evaluation comes before the first step
 @pytest.mark.parametrize(
     ("evals", "more", "is_single"),
     [
@@ -63,7 +64,7 @@ def test_metrics_of_a_single_environment_are_written_once(envs: list[str], is_si
     ],
 )
 def test_metrics_of_a_single_evaluation_are_written_once(
-    evals: list[str], more: dict[str, float], is_single: bool, tmp_path: Path
+    evals: list[str], more: dict[str, float], is_single: bool, is_trained: bool, tmp_path: Path
 ) -> None:
     settings = EvalConfig(envs={name: EvalEnvConfig() for name in evals}, every=1)
     resolved = ResolvedConfig.from_python(Config(envs={"train": EnvConfig()}, eval=settings, seed=5))
@@ -78,11 +79,14 @@ def test_metrics_of_a_single_evaluation_are_written_once(
     metrics = (
         {f"eval/sums/{name}": value for name, value in own.items()} | {"eval/sums/teacher/kl": 0.1} | more | copies
     )
+    trained = {"env/train/reward/mean": 0.1, "env/all/reward/mean": 0.1}
+    metrics = trained | metrics if is_trained else metrics
     with RunStore(tmp_path / "run", resolved=resolved) as store:
         store.add_metrics(1, metrics)
         assert store.read_metrics() == [(1, metrics)]
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    assert set(line) == {"step", *metrics} - (set(copies) if is_single else set())
+    left_out = {"env/all/reward/mean"} | (set(copies) if is_single else set())
+    assert set(line) == {"step", *metrics} - left_out
 
 
 def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:

@@ -33,25 +33,26 @@ def drop_copies(metrics: Mapping[str, float], families: Iterable[str]) -> Mappin
     """
     for family in families:
         own_metrics = {name: value for name, value in metrics.items() if not name.startswith(f"{family}/all/")}
-        metrics = own_metrics if restore_copies(own_metrics) == metrics else metrics
+        metrics = own_metrics if {**own_metrics, **_copy_metrics(own_metrics, family)} == metrics else metrics
     return metrics
 
 
 def restore_copies(metrics: Mapping[str, float]) -> dict[str, float]:
     """Add `env/all/…` and `eval/all/…` to metrics of a single environment, unless they are there."""
-    all_metrics = dict(metrics)
-    for family in ("env", "eval"):
-        names = [name for name in metrics if name.startswith(f"{family}/")]
-        envs = {name.split("/", 2)[1] for name in names}
-        if len(envs) != 1 or "all" in envs:
-            continue
-        own = f"{family}/{envs.pop()}/"
-        labels = (name.removeprefix(own).removesuffix("tasks") for name in names if _LABEL.fullmatch(name))
-        without_copies = (*_ENV_FAMILIES, *labels)
-        for name in names:
-            if not (metric := name.removeprefix(own)).startswith(without_copies):
-                all_metrics[f"{family}/all/{metric}"] = metrics[name]
-    return all_metrics
+    return {**metrics, **_copy_metrics(metrics, "env"), **_copy_metrics(metrics, "eval")}
+
+
+def _copy_metrics(metrics: Mapping[str, float], family: str) -> dict[str, float]:
+    """Return the metrics of a family's only environment as `<family>/all/…`; none if there are several or copies."""
+    names = [name for name in metrics if name.startswith(f"{family}/")]
+    envs = {name.split("/", 2)[1] for name in names}
+    if len(envs) != 1 or "all" in envs:
+        return {}
+    own = f"{family}/{envs.pop()}/"
+    labels = (name.removeprefix(own).removesuffix("tasks") for name in names if _LABEL.fullmatch(name))
+    without_copies = (*_ENV_FAMILIES, *labels)
+    own_metrics = {name.removeprefix(own): metrics[name] for name in names}
+    return {f"{family}/all/{name}": value for name, value in own_metrics.items() if not name.startswith(without_copies)}
 
 
 def draw_bars(values: Sequence[float], *, width: int = _BARS_MAX) -> str:
