@@ -10,6 +10,7 @@ import tinker
 import torch
 from tinker import types
 
+from rlkit.engine.model.delta_net import DeltaNet
 from rlkit.engine.model.matrices import PackedMatrix
 from rlkit.engine.model.weights import Weights
 
@@ -49,6 +50,8 @@ def as_double(weights: Weights) -> Weights:
 
     def double(value: object) -> object:
         value = value.unpack() if isinstance(value, PackedMatrix) else value
+        if isinstance(value, DeltaNet):
+            return replace(value, **{f.name: double(getattr(value, f.name)) for f in fields(value)})
         return value.double() if isinstance(value, torch.Tensor) else value
 
     layers = tuple(replace(l, **{f.name: double(getattr(l, f.name)) for f in fields(l)}) for l in weights.layers)  # noqa: E741

@@ -24,7 +24,7 @@ PLAIN: dict[str, object] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
 MOE: dict[str, object] = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "moe_intermediate_size": 24,
@@ -32,6 +32,7 @@ MOE: dict[str, object] = {
     "num_experts_per_tok": 2,
 }
 GEMMA: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
+QWEN35: dict[str, object] = {"architectures": ["Qwen3_5ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 QWEN: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "layer_types": [FULL] * 7 + [SLIDING]}
 
@@ -66,6 +67,7 @@ def test_an_unknown_architecture_is_rejected_with_a_list_of_known_ones(architect
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
+        ({"attention_bias": "false"}, "attention_bias"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({**GEMMA, "rope_parameters": {FULL: {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor"),
@@ -80,6 +82,9 @@ def test_an_unknown_architecture_is_rejected_with_a_list_of_known_ones(architect
         ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({**GEMMA, "attention_bias": True}, "attention_bias"),
         ({**GEMMA, "hidden_activation": "relu"}, "hidden_activation = 'relu'"),
+        ({**QWEN35, "hidden_act": "gelu_pytorch_tanh"}, "hidden_act = 'gelu_pytorch_tanh'"),
+        ({**QWEN35, "layer_types": [LINEAR] * 8}, "without a layer of full attention"),
+        ({**QWEN35, "full_attention_interval": 9}, "without a layer of full attention"),
     ],
 )
 def test_unsupported_configuration_fields_are_rejected(extra: dict[str, object], named: str, tmp_path: Path) -> None:
@@ -175,6 +180,16 @@ def test_the_rotation_of_gemma_depends_on_the_window(extra: dict[str, object], t
         ({**MOE, "mlp_only_layers": 3}, "mlp_only_layers"),
         ({**MOE, "moe_intermediate_size": None}, "moe_intermediate_size"),
         ({**MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),
+        (
+            {**QWEN35, "linear_num_key_heads": 3},
+            "linear_num_value_heads 32 is not a multiple of linear_num_key_heads 3",
+        ),
+        ({**QWEN35, "linear_conv_kernel_dim": 0}, "linear_conv_kernel_dim"),
+        ({**QWEN35, "layer_types": [SLIDING, FULL] * 4}, "layer_types"),
+        ({**QWEN35, "head_dim": 16, "partial_rotary_factor": 0.2}, "partial_rotary_factor 0.2 of head_dim 16"),
+        ({**QWEN35, "rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor 1.5"),
+        ({**QWEN35, "rope_parameters": {"partial_rotary_factor": "all"}}, "partial_rotary_factor"),
+        ({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": [1]}, "text_config"),
     ],
 )
 def test_a_field_with_an_absurd_value_is_named(extra: dict[str, object], named: str, tmp_path: Path) -> None:
@@ -217,6 +232,20 @@ def test_a_missing_field_has_the_default_of_its_family(tmp_path: Path) -> None:
     smollm3 = read_written(tmp_path, architectures=["SmolLM3ForCausalLM"])
     assert smollm3.tied
     assert [kind.theta for kind in smollm3.attention] == [2e6, 2e6, 2e6, None] * 2
+
+
+def test_a_model_that_reads_images_has_its_text_model_in_a_section(tmp_path: Path) -> None:
+    names: dict[str, object] = {"architectures": ["Qwen3_5ForConditionalGeneration"], "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(names | {"text_config": {**PLAIN, "eos_token_id": 7}}))
+    config = read_config(tmp_path)
+    assert (config.tied, config.hidden_size, config.head_dim, config.eos) == (True, 48, 256, {7})
+    assert config.attention[3] == AttentionKind(10_000.0, rotated=64)
+    assert config.delta is not None
+    assert config.delta.layers == {0, 1, 2, 4, 5, 6}
+    text = read_written(tmp_path, **QWEN35, full_attention_interval=2, rope_parameters={"partial_rotary_factor": 0.5})
+    assert [text.find_delta_net(index) for index in range(8)] == [text.delta, None] * 4
+    assert text.delta
+    assert text.attention[1].rotated == 128
 
 
 def test_a_configuration_is_hashable_and_frozen(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rlkit.engine.model.matrices import PackedMatrix, pack
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.errors import UsageError
 
+from .helpers import as_double
 from .tiny_models import write_model
 
 
@@ -385,6 +386,27 @@ def test_a_cancelled_request_leaves_and_the_others_continue(weights: Weights, la
     run(decoder)
     assert len(results) == 1
     assert same(results[0], alone[0])
+
+
+def test_rows_leave_and_others_continue_without_kernels(base: Weights, lanes: Lanes) -> None:
+    weights = as_double(base)
+    alone: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    decoder.submit(request(1, samples=1, max_tokens=60), alone.append)
+    run(decoder)
+    three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(weights.config, 65, 8))
+    decoder = Decoder(weights, lanes, limits=three)
+    results: list[SampleResult] = []
+    ticket = decoder.submit(request(0, samples=2, max_tokens=900), results.append)
+    decoder.submit(request(1, samples=1, max_tokens=60), results.append)
+    decoder.submit(request(1, samples=3, max_tokens=60), results.append)
+    for _ in range(9):
+        decoder.step()
+    decoder.cancel(ticket)
+    run(decoder)
+    assert len(results) == 2
+    for result in results:
+        np.testing.assert_allclose(result.samples[0].logprobs, alone[0].samples[0].logprobs, atol=1e-6)
 
 
 def test_log_probabilities_of_a_prompt_are_consistent(weights: Weights, lanes: Lanes) -> None:

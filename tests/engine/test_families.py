@@ -45,7 +45,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 1,
 }
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, LINEAR, SLIDING = "full_attention", "linear_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 GEMMA = {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 40, "query_pre_attn_scalar": 24}
 MOE = {
@@ -54,6 +54,13 @@ MOE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
+}
+QWEN35 = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", GEMMA),
@@ -101,6 +108,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**MOE, "num_experts_per_tok": 6, "attention_bias": True, "use_sliding_window": True, "sliding_window": 30},
     ),
+    "qwen3.5": ("qwen3_5_text", QWEN35),
+    "qwen3.5-tied-bias-and-yarn": (
+        "qwen3_5_text",
+        {
+            **QWEN35,
+            "layer_types": [FULL, LINEAR, LINEAR, FULL, LINEAR],
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": {**YARN, "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    ),
     "smollm3": ("smollm3", {}),
     "smollm3-window": ("smollm3", {"use_sliding_window": True, "sliding_window": 50}),
     "smollm3-untied": ("smollm3", {"tie_word_embeddings": False, "no_rope_layers": [0, 1, 1, 0, 0]}),
@@ -129,7 +149,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-TRAINED = ["gemma3", "mistral-window", "qwen3-moe"]
+TRAINED = ["gemma3", "mistral-window", "qwen3-moe", "qwen3.5"]
 
 
 def make(directory: Path, family: str, dtype: torch.dtype = torch.float32, shard: str = "1GB", **options: Any) -> Path:
@@ -139,7 +159,10 @@ def make(directory: Path, family: str, dtype: torch.dtype = torch.float32, shard
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SIZES | options), dtype=torch.float32)
     for name, parameter in model.named_parameters():
-        parameter.data = torch.randn_like(parameter) * 0.15 + float("norm" in name and family != "gemma3_text")
+        is_stored_less_one = family in ("gemma3_text", "qwen3_5_text") and "linear_attn.norm" not in name
+        parameter.data = torch.randn_like(parameter) * 0.15 + float("norm" in name and not is_stored_less_one)
+        if name.endswith("A_log"):
+            parameter.data -= 3  # remember dozens of tokens
     model.to(dtype).save_pretrained(directory, max_shard_size=shard)
     return directory
 

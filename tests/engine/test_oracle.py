@@ -18,7 +18,7 @@ from rlkit.engine.training.losses import make_loss
 from rlkit.engine.training.packing import Example
 
 from .test_families import CASES, make
-from .tiny_models import VOCABULARY, write_model
+from .tiny_models import FAMILIES, VOCABULARY, write_model
 
 
 def make_examples() -> list[Example]:
@@ -45,12 +45,12 @@ def loss_of(model: Any, examples: list[Example]) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # it adapts the output alone, as we do
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "qwen3.5", "qwen3.5-tied-bias-and-yarn"])
 def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, family: str) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    if family == "gemma3":
+    if family in CASES and family not in FAMILIES:
         directory = make(tmp_path / "m", *CASES[family][:1], **CASES[family][1] | {"vocab_size": VOCABULARY})
     else:
         directory = write_model(tmp_path / "m", family, tied=family == "llama", scale=0.1)
@@ -64,8 +64,9 @@ def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, fa
     lanes.close()
     gradients = peft_tensors(Adapter(weights.config, adapter.settings, learner.gradients.sum(0)))
 
-    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
     plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # What `all-linear` adapts, and the output layer.
+    names = {name.rpartition(".")[2] for name, part in plain.named_modules() if isinstance(part, torch.nn.Linear)}
     model = get_peft_model(plain, LoraConfig(r=4, lora_alpha=32, target_modules=names))
     parameters = {
         name.replace(".default.", "."): value for name, value in model.named_parameters() if value.requires_grad
@@ -80,7 +81,9 @@ def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, fa
     for name, value in gradients.items():
         theirs = parameters[name].grad
         assert theirs is not None
-        assert float((value - theirs).norm()) <= 1e-5 * max(float(theirs.norm()), 1.0), name
+        # Both are equally far from the gradient in float64, and farther with delta nets.
+        tolerance = 1e-4 if "qwen3.5" in family else 1e-5
+        assert float((value - theirs).norm()) <= tolerance * max(float(theirs.norm()), 1.0), name
 
 
 def parameter_of(model: Any, layer: int, expert: int | None, part: str) -> torch.Tensor:

@@ -20,7 +20,7 @@ from rlkit.errors import UsageError
 from tests.limits import HANG_S
 
 from .helpers import ce_datum
-from .test_families import MOE, make
+from .test_families import MOE, QWEN35, make
 from .tiny_models import write_model
 
 
@@ -156,10 +156,10 @@ np.save(sys.argv[2], np.array(rows))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "qwen3_moe", "qwen3_5_text"])
 def test_torch_gives_the_results_of_the_kernels_where_compiling_is_disabled(family: str, tmp_path: Path) -> None:
-    options = {**MOE} if family == "qwen3_moe" else {"head_dim": 16}
-    options |= {"sliding_window": 8} if family == "gemma3_text" else {}
+    options = {"qwen3_moe": MOE, "qwen3_5_text": QWEN35}.get(family, {"head_dim": 16})
+    options = options | ({"sliding_window": 8} if family == "gemma3_text" else {})
     directory = make(tmp_path / "m", family, torch.bfloat16, **options)
     results = []
     for disabled in ("0", "1"):

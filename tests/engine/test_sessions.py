@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -24,6 +24,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlkit.engine import EngineServer
+from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.server import futures, http_requests, request_order, routes, sessions, wire_format
 from rlkit.engine.server.runtime import Runtime
 from rlkit.engine.server.service import Service
@@ -85,6 +86,15 @@ def busy_worker(server: EngineServer) -> Iterator[None]:
         yield
     finally:
         release.set()
+
+
+def wait_for_jobs(server: EngineServer, count: int) -> None:
+    """Wait until the worker, which is kept busy, has been given so many jobs of requests."""
+
+    def jobs() -> int:
+        return sum(p.is_submitted and not p.done for p in service_of(server).promises.with_prefix(""))
+
+    wait_until(lambda: on_server(server, jobs) >= count)
 
 
 @contextmanager
@@ -152,8 +162,7 @@ def test_a_session_whose_job_is_running_is_not_silent(server: EngineServer, clie
     expected = trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
     with busy_worker(server):
         future = trainer.forward([ce_datum(TEXT)], "cross_entropy")
-        while not any(p.is_submitted and not p.done for p in service_of(server).promises.with_prefix("")):
-            time.sleep(0.01)
+        wait_for_jobs(server, 1)
         with later(server, 2 * sessions.SILENCE_S):
             on_server(server, service_of(server).end_silent_sessions)
     assert future.result().metrics["loss:sum"] == expected
@@ -165,8 +174,7 @@ def test_the_samples_of_a_dead_client_are_dropped(server: EngineServer, client: 
     with busy_worker(server):
         future = sampler.sample(prompt(*TEXT), 4, types.SamplingParams(max_tokens=1000))
         other = alive.create_sampling_client(base_model="llama").result().sample(prompt(*TEXT), 1, ONE)
-        while sum(p.is_submitted and not p.done for p in service_of(server).promises.with_prefix("")) < 2:
-            time.sleep(0.01)
+        wait_for_jobs(server, 2)
         dead = next(session for session in service_of(server).sessions if session.samplers)
         with later(server, sessions.DEAD_S + 1):
             for session in service_of(server).sessions:
@@ -191,14 +199,7 @@ def test_a_sample_does_not_wait_for_queued_training(
     with busy_worker(server):
         training = [trainer.forward([ce_datum(TEXT)], "cross_entropy") for _ in range(3)]
         sampling = sampler.sample(prompt(*TEXT), 1, ONE)
-        while (
-            sum(
-                p.is_submitted and not p.done
-                for p in on_server(server, lambda: service_of(server).promises.with_prefix(""))
-            )
-            < 4
-        ):
-            time.sleep(0.01)
+        wait_for_jobs(server, 4)
     assert len(sampling.result().sequences[0].tokens) == 3
     for future in training:
         future.result()
@@ -231,8 +232,7 @@ def test_waiting_requests_of_an_ended_session_are_answered_and_a_save_completes(
         )
         asking.start()
         dropped_promise = service_of(server).promise(f"{model_id}#2")
-        while not dropped_promise._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
-            time.sleep(0.01)
+        wait_until(lambda: dropped_promise._wakers)  # pyright: ignore[reportPrivateUsage] until it is waited for
         with busy_worker(server):
             create = {"session_id": session_id, "model_seq_id": 7, "base_model": "llama", "lora_config": {"rank": 2}}
             assert post(server, "create_model", create)[0] == 200
@@ -331,23 +331,33 @@ def test_an_expired_result_is_410_and_its_request_is_not_run_again(
 
 
 def test_a_cancelled_sample_leaves_the_batch_and_its_neighbours_alone(
-    server: EngineServer, client: tinker.ServiceClient
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler = client.create_sampling_client(base_model="qwen3").result()
     long = types.SamplingParams(max_tokens=900, seed=3, stop=[])
     short = types.SamplingParams(max_tokens=150, seed=4, stop=[])
     expected = sampler.sample(prompt(*TEXT), 2, short).result().sequences
-    abandoned, completed = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
+    running, cancelled, step = threading.Event(), threading.Event(), Decoder.step
+
+    def step_until_all_run(decoder: Decoder, *, others: Sequence[Decoder] = ()) -> None:
+        step(decoder, others=others)
+        if decoder.running_count == 7 and decoder.drawn_tokens >= 70:
+            running.set()
+            assert cancelled.wait(HANG_S)
+
+    monkeypatch.setattr(Decoder, "step", step_until_all_run)
+    with busy_worker(server):
+        abandoned, completed = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
+        wait_for_jobs(server, 2)
+    assert running.wait(HANG_S)
+    abandoned.future().cancel()
     runtime = service_of(server)._runtime  # pyright: ignore[reportPrivateUsage] as above
     served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
-    while sum(len(weights.tickets) for weights in list(served.values())) < 2:
-        time.sleep(0.005)
-    abandoned.future().cancel()
+    wait_until(lambda: any(promise.done for weights in served.values() for promise in weights.tickets))
+    cancelled.set()
     for sequence, alone in zip(completed.result().sequences, expected, strict=True):
         assert sequence.tokens == alone.tokens
         np.testing.assert_array_equal(sequence.logprobs_np, alone.logprobs_np)
-    # On a busy machine the cancellation may arrive behind the short samples.
-    wait_until(lambda: not any(weights.tickets or weights.decoder.busy for weights in list(served.values())))
     settle(server)
     assert not any(weights.tickets or weights.decoder.busy for weights in served.values())
 

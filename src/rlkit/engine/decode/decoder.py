@@ -16,7 +16,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from rlkit._util.activity import Activity
@@ -52,6 +51,8 @@ class Decoder:
         self._waiting: deque[Row] = deque()
         self._batch = RunningBatch(weights, lanes.cores)
         self._prefixes = PrefixCache()
+        # A page would need the states of all delta nets at its end, many times the size of its keys and values.
+        self._keeps_prefixes = self._limits.prefix_bytes > 0 and not weights.config.delta
         self._numbers = itertools.count()
         self._lacks_memory = False
         self._activity = activity or Activity()
@@ -88,7 +89,6 @@ class Decoder:
         self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.num_samples)]
         return ticket
 
-    @torch.inference_mode()
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request without calling its `on_result`."""
         self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
@@ -98,7 +98,6 @@ class Decoder:
         """Drop the kept prefixes that only `owner` used."""
         self._prefixes.drop_owner(owner)
 
-    @torch.inference_mode()
     def step(self, *, others: Sequence[Decoder] = ()) -> None:
         """Admit rows that fit, then decode one token of each; `others` are decoders that share the memory."""
         self._make_room(others)
@@ -197,11 +196,11 @@ class Decoder:
                 # The prompt waits for the next wave if its next page is computed in this one.
                 if not missing or missing[0] not in new_pages or limit < PAGE_TOKENS * (len(pages) + 1):
                     wave[key] = pages
-                    new_pages.update(missing if self._limits.prefix_bytes else ())
+                    new_pages.update(missing if self._keeps_prefixes else ())
             groups = [waiting.pop(key) for key in wave]
             for key, group, prompt in zip(wave, groups, self._run_prompts(groups, [*wave.values()]), strict=True):
                 prompts[key] = prompt
-                if self._limits.prefix_bytes:
+                if self._keeps_prefixes:
                     self._prefixes.put(group[0].request.prompt, prompt.pages, {ticket.owner for ticket in group})
                 for ticket, scores in zip(group, prompt.scores, strict=True):
                     ticket.prompt_scores = scores

@@ -22,6 +22,7 @@ from torch.nn import functional
 from rlkit.engine.kernels.decode_attention import attend
 from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.config import ModelConfig
+from rlkit.engine.model.delta_net import DeltaState
 from rlkit.engine.model.ops import has_kernels, split_heads
 
 _SHORT_STEP_TOKENS = 32
@@ -53,8 +54,9 @@ def bucket_size(tokens: int) -> int:
 
 
 def kv_bytes(config: ModelConfig, tokens: int, item_bytes: int) -> int:
-    """Return the memory of a sequence of `tokens`, in numbers of `item_bytes` each."""
-    return 2 * item_bytes * config.layers * config.kv_heads * config.head_dim * bucket_size(tokens)
+    """Return the memory of a sequence of `tokens`, in numbers of `item_bytes` each, with the states of delta nets."""
+    state_bytes = 4 * len(config.delta.layers) * config.delta.state_size if config.delta else 0
+    return 2 * item_bytes * config.kv_layers * config.kv_heads * config.head_dim * bucket_size(tokens) + state_bytes
 
 
 class KvBlock[Row]:
@@ -72,12 +74,13 @@ class KvBlock[Row]:
         self.tokens = tokens
         self.rows: list[Row] = []
         self.lengths: list[int] = []
+        self.states: list[list[DeltaState]] = []  # of each row, in the layers with a delta net
         self._config = config
         self._threads = threads
         self._template = template
         # Keys and values of some layers each, [layers, 2, capacity, K, bucket, D].
-        per_chunk = -(-config.layers // _CHUNKS)
-        self._chunks = [self._zeros(len(layers), 0) for layers in batched(range(config.layers), per_chunk)]
+        per_chunk = -(-config.kv_layers // _CHUNKS)
+        self._chunks = [self._zeros(len(layers), 0) for layers in batched(range(config.kv_layers), per_chunk)]
 
     @property
     def capacity(self) -> int:
@@ -93,8 +96,11 @@ class KvBlock[Row]:
 
         self._for_each_chunk(resize)
 
-    def append(self, rows: Sequence[Row], pages: Sequence[Tensor]) -> None:
-        """Append rows with the same first positions, whose keys and values are in pages, [layers, ·, 2K, D] each."""
+    def append(self, rows: Sequence[Row], pages: Sequence[Tensor], states: Sequence[DeltaState] = ()) -> None:
+        """Append rows with the same first positions: keys and values in pages, [layers, ·, 2K, D] each, and states.
+
+        The first row takes over the states, which are not used otherwise any more; the others get copies.
+        """
         self.reserve(len(rows))
         new = slice(len(self.rows), len(self.rows) + len(rows))
         layers, kv_heads = len(self._chunks[0]), self._config.kv_heads
@@ -109,6 +115,8 @@ class KvBlock[Row]:
         self._for_each_chunk(fill)
         self.rows += rows
         self.lengths += [edges[-1]] * len(rows)
+        copies = [[DeltaState(state.tail.clone(), state.memory.clone()) for state in states] for _ in rows[1:]]
+        self.states += [[*states], *copies]
 
     def remove(self, indices: Sequence[int], *, into: KvBlock[Row] | None = None) -> None:
         """Drop rows, or move them into a block with an equal or longer bucket."""
@@ -138,9 +146,11 @@ class KvBlock[Row]:
         if into is not None:
             into.rows += [self.rows[index] for index in indices]
             into.lengths += [self.lengths[index] for index in indices]
+            into.states += [self.states[index] for index in indices]
         for hole, filler in zip(holes, moved, strict=True):
             self.rows[hole], self.lengths[hole] = self.rows[filler], self.lengths[filler]
-        del self.rows[remaining:], self.lengths[remaining:]
+            self.states[hole] = self.states[filler]
+        del self.rows[remaining:], self.lengths[remaining:], self.states[remaining:]
 
     def start_step(self) -> None:
         """Make room for one more position in every row."""

@@ -19,6 +19,7 @@ from rlkit.engine.decode.prefixes import PAGE_TOKENS
 from rlkit.engine.decode.requests import PromptScores, SampleRequest, TokenLogprobs
 from rlkit.engine.decode.token_sampling import draw_tokens
 from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.delta_net import DeltaState
 from rlkit.engine.model.matrices import matmul
 from rlkit.engine.model.ops import pad_rows
 from rlkit.engine.model.transformer import compute_hidden
@@ -29,10 +30,11 @@ _HEAD_ROWS = 64  # positions per product with the output layer; bounds the memor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefilledPrompt:
-    """A prompt's last logits [V], pages of keys and values [layers, ·, 2K, D], and the scores for each request."""
+    """A prompt's last logits [V], pages of keys and values [layers, ·, 2K, D], states, and scores for each request."""
 
     logits: Tensor
     pages: Sequence[Tensor]
+    states: Sequence[DeltaState]
     scores: Sequence[PromptScores]
 
 
@@ -52,7 +54,7 @@ def prefill(
     tokens = pad_rows(torch.from_numpy(np.concatenate(new_tokens))).to(template.device)
     sizes = [[min(PAGE_TOKENS, n - first) for first in range(0, n, PAGE_TOKENS)] for n in lengths]
     page_spans = lay_out([*chain.from_iterable(sizes)])
-    shape = config.layers, 2 * config.kv_heads, config.head_dim
+    shape = config.kv_layers, 2 * config.kv_heads, config.head_dim
     new_pages = [[template.new_empty(shape[0], size, *shape[1:]) for size in part] for part in sizes]
 
     def store_kv(layer: int, kv: Tensor) -> None:
@@ -65,14 +67,17 @@ def prefill(
         pages = [page[layer] for page in chain.from_iterable(kept_pages)]
         return torch.cat(pages, out=kept_kv) if pages else kept_kv
 
-    hidden = compute_hidden(weights, tokens, lay_out(lengths, starts), store_kv=store_kv, load_kv=load_kv)
+    states = [weights.make_states() for _ in groups]
+    hidden = compute_hidden(
+        weights, tokens, lay_out(lengths, starts), store_kv=store_kv, load_kv=load_kv, states=states
+    )
     ends = np.cumsum(lengths)
     last = compute_logits(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
     results: list[PrefilledPrompt] = []
     for i, (group, end, n) in enumerate(zip(groups, ends.tolist(), lengths, strict=True)):
         rows = slice(end - n, end)
         scores = [_score_prompt(weights, hidden[rows], request) for request in group]
-        results.append(PrefilledPrompt(last[i], [*kept_pages[i], *new_pages[i]], scores))
+        results.append(PrefilledPrompt(last[i], [*kept_pages[i], *new_pages[i]], states[i], scores))
     return results
 
 

@@ -27,19 +27,22 @@ from rlkit.engine.kernels import decode_step
 from rlkit.engine.kernels.cpu_kernels import RANK
 from rlkit.engine.kernels.llvm import COLUMNS
 from rlkit.engine.kernels.threads import OPEN_BARRIER, run_team
-from rlkit.engine.model.lora import NO_ADAPTER
+from rlkit.engine.model.attention import lay_out
 from rlkit.engine.model.matrices import Matrix, PackedMatrix, matmul
 from rlkit.engine.model.ops import ROWS, Rope, apply_rope, has_kernels, rms_norm
 from rlkit.engine.model.rotary import AttentionKind
-from rlkit.engine.model.transformer import add_attention, compute_rope, mlp, project_qkv
-from rlkit.engine.model.weights import Weights
+from rlkit.engine.model.transformer import compute_rope, run_layer
+from rlkit.engine.model.weights import Layer, Weights
 
 # Float32 numbers in a cache line.
 _CACHE_LINE = 16
 
 
 class RunningBatch:
-    """Running rows with their keys and values; `weights` come from `make_sampling_weights`."""
+    """Running rows with their keys and values; `weights` come from `make_sampling_weights`.
+
+    All methods run in inference mode: torch cannot change a tensor outside of it that was made in it.
+    """
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
@@ -55,6 +58,7 @@ class RunningBatch:
         """The rows, in the order of their blocks."""
         return [row for block in self._blocks.values() for row in block.rows]
 
+    @torch.inference_mode()
     def start(self, rows: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
         """Draw the first token of new rows, keep unfinished rows, and return the tickets of finished rows."""
         if not rows:
@@ -66,9 +70,10 @@ class RunningBatch:
             self._block(bucket).reserve(count)
         for prefilled, pairs in groupby(surviving, key=lambda pair: pair[1]):
             group = [row for row, _ in pairs]
-            self._block(group[0].length).append(group, prefilled.pages)
+            self._block(group[0].length).append(group, prefilled.pages, prefilled.states)
         return [row.ticket for (row, _), is_running in zip(rows, continues, strict=True) if not is_running]
 
+    @torch.inference_mode()
     def decode(self) -> list[Ticket]:
         """Run every row's last token through the model and draw the next token; return tickets of finished rows."""
         blocks = self._regroup()
@@ -89,6 +94,7 @@ class RunningBatch:
         self._drop_empty_blocks()
         return [row.ticket for row, is_running in zip(rows, continues, strict=True) if not is_running]
 
+    @torch.inference_mode()
     def drop(self, is_unwanted: Callable[[Row], bool]) -> None:
         """Drop the unwanted rows."""
         for block in self._blocks.values():
@@ -174,14 +180,20 @@ class StepRunner:
     ) -> Tensor:
         """Return hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
         weights, config = self._weights, self._weights.config
-        mixed = x.new_zeros(len(x), config.heads * config.head_dim)
         edges = [0, *accumulate(len(block.rows) for block in blocks)]
-        for index, layer in enumerate(weights.layers):
-            qkv = apply_rope(project_qkv(config, layer, x), config.heads + config.kv_heads, ropes[layer.attention])
+        states = [by_layer for block in blocks for by_layer in block.states]
+        spans, mixed = lay_out([1] * len(states)), x.new_zeros(len(x), config.heads * config.head_dim)
+
+        def mix(layer: Layer, rows: Tensor) -> Tensor:
+            if layer.delta is not None:
+                return layer.delta(rows, spans, [by_layer[layer.slot] for by_layer in states])
+            rows = apply_rope(rows, config.heads + config.kv_heads, ropes[layer.attention])
             for block, start, end in zip(blocks, edges, edges[1:], strict=False):
-                block.attend(index, qkv[start:end], layer.attention.window, mixed[start:end])
-            x = add_attention(config, layer, x, mixed, NO_ADAPTER)
-            x = x + mlp(config, layer, x, NO_ADAPTER)
+                block.attend(layer.slot, rows[start:end], layer.attention.window, mixed[start:end])
+            return mixed
+
+        for layer in weights.layers:
+            x = run_layer(config, layer, x, mix=mix)
         return rms_norm(x, weights.norm, config.norm_eps)
 
     def _run_compiled[Row](
@@ -248,8 +260,9 @@ def _balance_rows(positions: Sequence[int], members: int) -> NDArray[np.int64]:
 
 
 def _compiled_model(weights: Weights) -> decode_step.Model | None:
-    """Return the weights for compiled code, or None if they are not packed or have experts."""
-    if not isinstance(weights.output, PackedMatrix) or not has_kernels(weights.norm) or weights.config.experts:
+    """Return the weights for compiled code, or None if they are not packed, or have experts or delta nets."""
+    config = weights.config
+    if not isinstance(weights.output, PackedMatrix) or not has_kernels(weights.norm) or config.experts or config.delta:
         return None
     layers, kinds = weights.layers, weights.attention_kinds
     return decode_step.Model(

@@ -18,15 +18,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+_FEATURES = get_host_cpu_features()
 
-def _lanes() -> int:
-    features = get_host_cpu_features()
-    if features.get("avx512f"):
-        return 16
-    return 8 if features.get("avx") else 4
-
-
-LANES = _lanes()
+LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
 """Numbers in a vector."""
 VECTOR_BYTES = 4 * LANES
 
@@ -35,6 +29,9 @@ VECTOR, WORDS = ir.VectorType(NUMBER, LANES), ir.VectorType(WORD, LANES)
 ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
 
 _ADDRESS = ir.IntType(8).as_pointer()
+# Instructions that look up a number of a vector for each of its places, by the low bits of an index.
+_LOOKUPS = {"avx512f": "llvm.x86.avx512.permvar.sf.512", "avx2": "llvm.x86.avx2.permps"}
+_LOOKUP = next((name for feature, name in _LOOKUPS.items() if _FEATURES.get(feature)), None)
 
 FLOAT32, BFLOAT16, INT8, NF4 = range(4)  # kinds of stored numbers
 NUMBER_BITS = (32, 16, 8, 4)
@@ -105,9 +102,14 @@ class Emitter:
         return self.builder.bitcast(self.builder.shl(words, ir.Constant(WORDS, [16] * LANES)), VECTOR)
 
     def _look_up_nf4(self, codes: Any) -> Any:
-        """Select the values of codes in the low bits, by one bit after the other."""
-        options = [ir.Constant(VECTOR, [value] * LANES) for value in NF4_VALUES]
-        for bit in (1, 2, 4, 8):
+        """Look up the values of codes in the low bits; select by each bit that no instruction uses."""
+        options, first_bit = [ir.Constant(VECTOR, [value] * LANES) for value in NF4_VALUES], 1
+        if _LOOKUP is not None:
+            kind = ir.FunctionType(VECTOR, [VECTOR, WORDS])
+            look_up = cgutils.get_or_insert_function(self.builder.module, kind, _LOOKUP)
+            tables = [ir.Constant(VECTOR, values) for values in batched(NF4_VALUES, LANES)]
+            options, first_bit = [self.builder.call(look_up, [table, codes]) for table in tables], LANES
+        for bit in (bit for bit in (1, 2, 4, 8) if bit >= first_bit):
             bits = self.builder.and_(codes, ir.Constant(WORDS, [bit] * LANES))
             is_set = self.builder.icmp_unsigned("!=", bits, ir.Constant(WORDS, [0] * LANES))
             options = [self.builder.select(is_set, b, a) for a, b in zip(options[::2], options[1::2], strict=True)]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
 
 from rlkit._util import files
-from rlkit.engine.model.config import Fields
+from rlkit._util.files.model_fields import Fields
 from rlkit.engine.model.gguf_tokenizer import INTEGER, REAL, TEXT, TEXTS, write_tokenizer
 from rlkit.engine.model.rotary import Llama3Scaling
 from rlkit.engine.model.wheel import Progress

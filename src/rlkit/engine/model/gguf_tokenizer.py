@@ -20,7 +20,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 from rlkit._util import files
-from rlkit.engine.model.config import FLAG, Fields
+from rlkit._util.files.model_fields import FLAG, Fields
 from rlkit.errors import UsageError
 
 _UNKNOWN_TOKEN, _CONTROL_TOKEN, _USER_DEFINED_TOKEN = 2, 3, 4  # of `tokenizer.ggml.token_type`, gguf.TokenType

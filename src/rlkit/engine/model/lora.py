@@ -136,7 +136,7 @@ def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
 class LayerAdapter:
     """The adapters of one layer; None for matrices that are not trained."""
 
-    qkv: Lora | None
+    qkv: Lora | None  # of attention or of a delta net, as `o`
     o: Lora | None
     gate_up: Lora | None
     down: Lora | None
@@ -164,8 +164,9 @@ class Adapter:
 
     def layer(self, index: int) -> LayerAdapter:
         """Return the adapters of layer `index`."""
-        prefix, experts = f"layers.{index}.", range(self.config.expert_count(index) if self.settings.train_mlp else 0)
-        return replace(self._part(prefix), experts=tuple(self._part(f"{prefix}experts.{i}.") for i in experts))
+        prefix, experts = f"layers.{index}.", self.config.find_experts(index) if self.settings.train_mlp else None
+        count = experts.count if experts else 0
+        return replace(self._part(prefix), experts=tuple(self._part(f"{prefix}experts.{i}.") for i in range(count)))
 
     def unembed(self) -> Lora | None:
         """Return the adapter of the output layer."""
@@ -183,6 +184,7 @@ class Adapter:
 
     def _part(self, prefix: str) -> LayerAdapter:
         qkv, o, gate_up, down = (self._lora(prefix, group) for group in _MATRICES)
+        qkv, o = qkv or self._lora(prefix, "delta_in"), o or self._lora(prefix, "delta_out")
         return LayerAdapter(qkv, o, gate_up, down)
 
     def _lora(self, prefix: str, group: str) -> Lora | None:
@@ -195,6 +197,8 @@ class Adapter:
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q", "k", "v"),
     "o": ("o",),
+    "delta_in": ("delta_qkv", "delta_z", "delta_b", "delta_a"),
+    "delta_out": ("delta_out",),
     "gate_up": ("gate", "up"),
     "down": ("down",),
     "unembed": ("unembed",),
@@ -268,28 +272,29 @@ def _add_adapter[Part: (Layer, Expert)](part: Part, adapter: LayerAdapter) -> Pa
 
 
 def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:
-    rank, hidden, query, key = (
-        settings.rank,
-        config.hidden_size,
-        config.heads * config.head_dim,
-        config.kv_heads * config.head_dim,
-    )
+    rank, hidden, delta = settings.rank, config.hidden_size, config.delta
+    widths_in = {"qkv": hidden, "o": config.heads * config.head_dim, "gate_up": hidden, "delta_in": hidden}
+    widths_out = config.qkv_widths | {"o": hidden, "down": hidden, "delta_out": hidden}
+    if delta is not None:
+        widths_in["delta_out"] = delta.value_heads * delta.value_dim
+        widths_out |= {f"delta_{name}": width for name, width in delta.widths.items()}
 
     def part_shapes(prefix: str, groups: Sequence[str], inner: int) -> Iterator[tuple[str, tuple[int, int]]]:
-        widths_in = {"qkv": hidden, "o": query, "gate_up": hidden, "down": inner}
-        widths_out = {"q": query, "k": key, "v": key, "o": hidden, "gate": inner, "up": inner, "down": hidden}
+        widths_in["down"] = widths_out["gate"] = widths_out["up"] = inner
         for group in groups:
             yield f"{prefix}{group}.lora_A", (len(GROUPS[group]) * rank, widths_in[group])
             for part in GROUPS[group]:
                 yield f"{prefix}{part}.lora_B", (rank, widths_out[part])
 
-    attention, mlp = ("qkv", "o") if settings.train_attn else (), ("gate_up", "down") if settings.train_mlp else ()
+    mlp = ("gate_up", "down") if settings.train_mlp else ()
     for i in range(config.layers):
-        experts = config.expert_count(i)
-        yield from part_shapes(f"layers.{i}.", attention if experts else (*attention, *mlp), config.intermediate_size)
-        for expert in range(experts):
-            assert config.experts is not None
-            yield from part_shapes(f"layers.{i}.experts.{expert}.", mlp, config.experts.intermediate_size)
+        attention = ("delta_in", "delta_out") if config.find_delta_net(i) else ("qkv", "o")
+        groups = attention if settings.train_attn else ()
+        experts = config.find_experts(i)
+        yield from part_shapes(f"layers.{i}.", groups if experts else (*groups, *mlp), config.intermediate_size)
+        if experts:
+            for expert in range(experts.count):
+                yield from part_shapes(f"layers.{i}.experts.{expert}.", mlp, experts.intermediate_size)
     if settings.train_unembed:
         yield "unembed.lora_A", (rank, hidden)
         yield "unembed.lora_B", (rank, config.vocab_size)

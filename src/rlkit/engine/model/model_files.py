@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlkit._util.files.lock import wait_for_lock
 from rlkit._util.model_names import DEFAULT_MODEL
-from rlkit._util.paths import cache_dir
+from rlkit._util.paths import cache_dir, expand_user
 from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
 from rlkit.engine.model.config import read_config
@@ -84,7 +84,7 @@ def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
 def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Path | None:
     """Look for a model on this machine; if it is not found, append the reason to `failures`."""
     try:
-        path = Path(name).expanduser()
+        path = expand_user(name)
         gguf = _find_gguf(path)
         if gguf is None and path.is_dir():
             if missing := _find_missing_file(path):
@@ -94,9 +94,8 @@ def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Pa
             return path.resolve()
         if gguf is None:
             _check_name(name)
-    except (OSError, RuntimeError) as error:  # the name is too long, the folder is not readable, or `~user` is unknown
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot read a model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
+    except OSError as error:  # the name is too long, or the folder is not readable
+        raise UsageError(f"cannot read a model at {name[:_SHOWN_CHARACTERS]!r}: {error.strerror}") from error
     if gguf is not None:
         return _from_gguf(gguf, progress)
     if _find_missing_file(cached := _cache_path(name)) is None:
@@ -174,7 +173,7 @@ def _check_name(name: str) -> None:
     """Raise a UsageError for a name that is invalid on the hub, such as a mistyped path."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    if Path(name).expanduser().is_file():
+    if expand_user(name).is_file():
         raise UsageError(f"{name} is a file: give the model's directory, or a .gguf file")
     if name.startswith(("~", ".", os.sep)):
         raise UsageError(f"{name}: no such directory")

@@ -33,7 +33,7 @@ def pad_rows(x: Tensor) -> Tensor:
 
 
 type Rope = tuple[Tensor, Tensor]
-"""Cosines and sines [N, 1, D] of the rotary embedding."""
+"""Cosines and sines [N, 1, D] of the rotary embedding, or of the first dimensions of a head, if the others stay."""
 
 # Minimum number of values per thread.
 _SHARED_NUMBERS = 65_536
@@ -85,16 +85,29 @@ def glu_gradient(both: Tensor, grad_out: Tensor, activation: Activation) -> tupl
 
 def apply_rope(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     """Rotate the first `heads` of `rows [N, …, D]`, halves convention (Su et al. 2021, as in Llama checkpoints)."""
-    x, others = rows[:, :heads], rows[:, heads:]
+    width = rope[0].shape[-1]
+    x, others = rows[:, :heads, :width], rows[:, heads:]
     first, second = x.chunk(2, -1)
-    return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
+    rotated = x * rope[0] + torch.cat([-second, first], -1) * rope[1]
+    if width < rows.shape[-1]:
+        rotated = torch.cat([rotated, rows[:, :heads, width:]], -1)
+    return torch.cat([rotated, others], 1)
 
 
 def apply_rope_in_place(rows: Tensor, heads: int, rope: Rope, *, inverse: bool = False) -> None:
     """Apply `apply_rope` in place, with kernels only; `inverse` undoes the rotation, and is its gradient."""
-    values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
+    cos, sin = _array(rope[0][:, 0]), _array(rope[1][:, 0])
+    values = _array(rows)[:, :, : cos.shape[1]]
     direction = np.float32(-1 if inverse else 1)
     _share_rows(lambda a, b: cpu_kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], direction), rows)
+
+
+def multiply_by_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
+    """Return `x [N, M]` times the sigmoid of `gate [N, M]`."""
+    if not has_kernels(x) or x.requires_grad or gate.requires_grad:
+        return x * torch.sigmoid(gate)
+    with np.errstate(over="ignore"):  # torch's exponential would depend on a number's place in the tensor
+        return x / torch.from_numpy(1 + np.exp(-_array(gate)))
 
 
 def exponentiate_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

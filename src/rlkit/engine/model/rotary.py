@@ -1,6 +1,7 @@
 """Rotary embedding and sliding window of a layer's attention.
 
-Invariant: layers with equal `AttentionKind` compute attention in the same way.
+Invariant: layers with equal `AttentionKind` compute attention in the same way. A rotary embedding of config.json that
+is not computed exactly raises an error that names its field.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from rlkit._util.files.model_fields import FLAG, NUMBER, SIZE, Fields
+from rlkit.errors import UsageError
+
+_SCALINGS = ("default", "linear", "llama3", "yarn")
 ALL_POSITIONS = 1 << 62
 """Window that hides no position."""
 
@@ -63,9 +68,11 @@ class AttentionKind:
     theta: float | None  # base of the rotary embedding; None: queries and keys are not rotated
     scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
     window: int = ALL_POSITIONS  # number of last positions that a position attends to, with itself
+    rotated: int | None = None  # number of a head's first dimensions that are rotated; None for all
 
     def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Return the rotary angle per position, [head_dim / 2], in radians."""
+        """Return the rotary angle per position, of each pair of dimensions that are rotated, in radians."""
+        head_dim = self.rotated or head_dim
         if self.theta is None:
             return [0.0] * (head_dim // 2)
         base = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
@@ -75,3 +82,64 @@ class AttentionKind:
     def amplitude(self) -> float:
         """Factor of the cosines and sines of the rotary embedding."""
         return self.scaling.amplitude if isinstance(self.scaling, YarnScaling) else 1.0
+
+
+def read_rotation(
+    rope: Fields | None, config: Fields, *, base: str, default_base: float, head_dim: int, is_partial: bool
+) -> AttentionKind:
+    """Read a rotary embedding, with its scaling, if any; its base may be in the field `base` of config.json."""
+    rope = rope or Fields(config.path, {})
+    theta = rope.read("rope_theta", NUMBER, config.read(base, NUMBER, default_base))
+    if theta <= 1:
+        raise UsageError(f"{config.path}: {base} must be greater than 1, not {theta}")
+    name = "partial_rotary_factor"
+    share = rope.read(name, NUMBER, config.read(name, NUMBER, 0.25 if is_partial else 1.0))
+    rotated = int(head_dim * share)
+    if rotated % 2 or not 0 < rotated <= head_dim or (share != 1 and not is_partial):
+        raise UsageError(f"{config.path}: {name} {share} of head_dim {head_dim} is not supported by the engine")
+    return AttentionKind(theta, _read_scaling(rope, config, theta, rotated), rotated=rotated if is_partial else None)
+
+
+def _read_scaling(
+    rope: Fields, config: Fields, theta: float, head_dim: int
+) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+    kind = str(rope.raw.get("rope_type", rope.raw.get("type", "default")))
+    if any(isinstance(value, dict) for value in rope.raw.values()):
+        raise UsageError(f"{rope.path}: rotary embeddings that differ by layer type are not supported")
+    if kind == "linear":
+        return LinearScaling(rope.read("factor", NUMBER))
+    if kind == "llama3":
+        low, high = rope.read("low_freq_factor", NUMBER), rope.read("high_freq_factor", NUMBER)
+        if low >= high:
+            raise UsageError(f"{rope.path}: low_freq_factor {low} must be less than high_freq_factor {high}")
+        return Llama3Scaling(
+            rope.read("factor", NUMBER), low, high, rope.read("original_max_position_embeddings", SIZE)
+        )
+    if kind == "yarn":
+        return _read_yarn(rope, config, theta, head_dim)
+    if kind != "default":
+        raise UsageError(f"{rope.path}: rotary scaling {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
+    return None
+
+
+def _read_yarn(rope: Fields, config: Fields, theta: float, head_dim: int) -> YarnScaling:
+    longest = config.read("max_position_embeddings", SIZE)
+    original = rope.read("original_max_position_embeddings", SIZE, longest)
+    factor = rope.read("factor", NUMBER, longest / original)
+
+    def amplitude(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    def index_of(rotations: float) -> float:
+        """Return the index of the frequency with this number of rotations within the original context."""
+        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = index_of(rope.read("beta_fast", NUMBER, 32.0)), index_of(rope.read("beta_slow", NUMBER, 1.0))
+    if rope.read("truncate", FLAG, default=True):
+        low, high = math.floor(low), math.ceil(high)
+    if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
+        default_amplitude = amplitude(rope.read("mscale", NUMBER)) / amplitude(rope.read("mscale_all_dim", NUMBER))
+    else:
+        default_amplitude = amplitude()
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return YarnScaling(factor, low, high, rope.read("attention_factor", NUMBER, default_amplitude))

@@ -9,7 +9,7 @@ In a packed batch the sequences are consecutive in `tokens [N]`, as spans of `rl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from rlkit.engine.model.attention import Attention, Span, positions
 from rlkit.engine.model.config import ModelConfig
+from rlkit.engine.model.delta_net import DeltaState
 from rlkit.engine.model.lora import NO_ADAPTER, Adapter, LayerAdapter, Lora
 from rlkit.engine.model.matrices import Matrix, matmul, multiply_rows
-from rlkit.engine.model.ops import Rope, glu, rms_norm, split_heads
+from rlkit.engine.model.ops import Rope, glu, multiply_by_sigmoid, rms_norm, split_heads
 from rlkit.engine.model.rotary import AttentionKind
 from rlkit.engine.model.weights import Expert, Layer, Weights
 
@@ -29,10 +30,16 @@ _TABLE_POSITIONS = 1024
 _KEEP_ALL_TOKENS = {"cpu": 1024, "cuda": 16_384}
 
 type StoreKv = Callable[[int, Tensor], None]
-"""Called once per layer with its index, and keys and values [N, 2K, D]."""
+"""Called once per layer with attention, with its index among them, and keys and values [N, 2K, D]."""
+
+type Mix = Callable[[Layer, Tensor], Tensor]
+"""Function that computes a layer's attention or delta net.
+
+It maps queries and keys (not rotated) and values [N, H + 2K, D], or the projections of a delta net, to [N, …].
+"""
 
 type LoadKv = Callable[[int], Tensor]
-"""Function from a layer's index to keys and values of prefixes, [M, 2K, D]."""
+"""Function from a layer's index among those with attention to keys and values of prefixes, [M, 2K, D]."""
 
 
 def compute_hidden(
@@ -43,11 +50,13 @@ def compute_hidden(
     adapter: Adapter | None = None,
     store_kv: StoreKv | None = None,
     load_kv: LoadKv | None = None,
+    states: Sequence[Sequence[DeltaState]] = (),
 ) -> Tensor:
     """Return hidden states after the final norm, [N, E], of `tokens [N] int64`; rows outside all spans are padding.
 
     Args:
         load_kv: where the spans' prefixes are; by default in `tokens`.
+        states: each span's states in the layers with a delta net, changed in place; by default those after its prefix.
     """
     config = weights.config
     x = weights.embed(tokens)
@@ -57,21 +66,32 @@ def compute_hidden(
         for kind in weights.attention_kinds
     }
 
-    def run_layer(index: int, x: Tensor) -> Tensor:
-        layer = weights.layers[index]
-        lora = adapter.layer(index) if adapter else NO_ADAPTER
-        prefix_rows = None if load_kv is None else load_kv(index)
-        qkv = project_qkv(config, layer, x, lora.qkv)
-        mixed, rows = attentions[layer.attention](qkv, prefix_rows=prefix_rows)
+    def mix(layer: Layer, rows: Tensor) -> Tensor:
+        if layer.delta is not None:
+            return layer.delta(rows, spans, [by_layer[layer.slot] for by_layer in states])
+        mixed, rows = attentions[layer.attention](rows, prefix_rows=None if load_kv is None else load_kv(layer.slot))
         if store_kv is not None:
-            store_kv(index, rows[:, config.heads :])
-        x = add_attention(config, layer, x, mixed, lora)
-        return x + mlp(config, layer, x, lora)
+            store_kv(layer.slot, rows[:, config.heads :])
+        return mixed
 
     recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
-    for index in range(config.layers):
-        x = checkpoint(run_layer, index, x, use_reentrant=False) if recompute else run_layer(index, x)
+    for index, layer in enumerate(weights.layers):
+        run = partial(run_layer, config, layer, mix=mix, lora=adapter.layer(index) if adapter else NO_ADAPTER)
+        x = checkpoint(run, x, use_reentrant=False) if recompute else run(x)
     return rms_norm(x, weights.norm, config.norm_eps)
+
+
+def run_layer(config: ModelConfig, layer: Layer, x: Tensor, *, mix: Mix, lora: LayerAdapter = NO_ADAPTER) -> Tensor:
+    """Return the output of a layer, [N, E], of `x [N, E]`."""
+    rows, gate = project(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv, lora.qkv), None
+    if layer.delta is None:
+        rows, gate = _split_qkv(config, layer, rows)
+    mixed = mix(layer, rows)
+    y = project(mixed if gate is None else multiply_by_sigmoid(mixed, gate), layer.o, lora.o)
+    if layer.attention_out_norm is not None:
+        y = rms_norm(y, layer.attention_out_norm, config.norm_eps)
+    x = x + y if layer.o_bias is None else x + y + layer.o_bias
+    return x + _run_mlp(config, layer, x, lora)
 
 
 def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
@@ -81,28 +101,22 @@ def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
     return multiply_rows(x, weight) if x.requires_grad else matmul(x, weight)
 
 
-def add_attention(config: ModelConfig, layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
-    """Project attention's output `mixed [N, H · D]` and add it to the residual stream `x [N, E]`."""
-    y = project(mixed, layer.o, lora.o)
-    if layer.attention_out_norm is not None:
-        y = rms_norm(y, layer.attention_out_norm, config.norm_eps)
-    return x + y if layer.o_bias is None else x + y + layer.o_bias
-
-
-def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None = None) -> Tensor:
-    """Return queries and keys (not rotated) and values, [N, H + 2K, D]."""
-    rows = project(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv, lora)
+def _split_qkv(config: ModelConfig, layer: Layer, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return queries and keys (not rotated) and values, [N, H + 2K, D]; and the output gate [N, H · D], or None."""
     if layer.qkv_bias is not None:
         rows = rows + layer.qkv_bias
-    rows = rows.view(len(x), config.heads + 2 * config.kv_heads, config.head_dim)
+    rows, gate = rows.view(len(rows), -1, config.head_dim), None
+    if config.delta:  # each head's is after its query
+        q, gate = rows[:, : 2 * config.heads].reshape(len(rows), config.heads, 2, -1).unbind(2)
+        rows, gate = torch.cat([q, rows[:, 2 * config.heads :]], 1), gate.flatten(1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q, k, v = split_heads(rows, config.kv_heads)
         q, k = rms_norm(q, layer.q_norm, config.norm_eps), rms_norm(k, layer.k_norm, config.norm_eps)
         rows = torch.cat([q, k, v], 1)
-    return rows
+    return rows, gate
 
 
-def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
+def _run_mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
     """Return the norms and gated feed-forward of `x [N, E]`, without the residual."""
     x = rms_norm(x, layer.mlp_norm, config.norm_eps)
     y = _mix_experts(config, layer, x, lora) if layer.experts else _feed_forward(config, layer, x, lora)

@@ -29,6 +29,8 @@ _MODULES = {
     "k": "self_attn.k_proj",
     "v": "self_attn.v_proj",
     "o": "self_attn.o_proj",
+    **{f"delta_{name}": f"linear_attn.in_proj_{name}" for name in ("qkv", "z", "b", "a")},
+    "delta_out": "linear_attn.out_proj",
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
