@@ -25,7 +25,7 @@ def test_finer_pieces_of_haugland_s_construction_are_improved() -> None:
 def test_the_construction_of_ttt_discover_is_improved_further_than_by_linear_programs() -> None:
     heights = Erdos().verify(load_published("erdos_ttt_discover_2026")).construction
     better = balance(interior_point(heights))
-    assert Erdos().verify(better).value < 0.380871  # linear programs reach 0.3808737 in 40 s
+    assert Erdos().verify(better).value < 0.380871  # linear programs reach 0.3808736 in 4 s
 
 
 @settings(max_examples=60, deadline=None)

@@ -43,6 +43,7 @@ ALL: list[Problem] = [
     CirclePacking(26),
     CirclePacking(5),
     CirclePacking(21, region="rectangle"),
+    CirclePacking(5, region="circle"),
     Kissing(11),
     Kissing(2),
     NoIsosceles(),
@@ -157,6 +158,7 @@ ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12
         ThirdAbsoluteAutocorrelation(),
         CirclePacking(2),
         CirclePacking(2, "rectangle"),
+        CirclePacking(2, "circle"),
         Kissing(3),
         NoIsosceles(4),
     ],
@@ -236,7 +238,7 @@ def test_exact_correlations_equal_their_sums(a: list[int], data: st.DataObject) 
     assert convolve_exactly(a, b[::-1]) == expected
 
 
-@given(st.fractions(0, 10), st.integers(1, 12))
+@given(st.fractions(-10, 10), st.integers(1, 12))
 def test_decimals_are_rounded_in_the_requested_direction(value: Fraction, places: int) -> None:
     low, high = (Fraction(format_decimals(value, places=places, up=up)) for up in (False, True))
     assert low <= value <= high <= low + Fraction(1, 10**places)
@@ -395,6 +397,47 @@ def test_circles_fit_a_rectangle_of_perimeter_four_and_no_larger() -> None:
         problem.verify(circles - np.array([[2.0**-30, 0, 0], [0, 0, 0]]))
     with pytest.raises(InvalidConstruction, match="leaves the square"):
         CirclePacking(2).verify(circles)
+
+
+TOUCHING = (0.375, 0.5, 0.375)  # the distance from the origin is 0.625, exactly
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_circle_may_touch_the_disc_but_not_leave_it_by_one_bit(place: int) -> None:
+    problem = CirclePacking(1, "circle")
+    assert problem.verify(np.array([TOUCHING])).value == 0.375
+    circles = np.array([TOUCHING])
+    circles[0, place] = np.nextafter(circles[0, place], 1)
+    assert problem.verify(circles).value == circles[0, 2] - 1e-12
+    circles[0, place] += 1e-11
+    with pytest.raises(InvalidConstruction, match=r"the circle at \(0.375, 0.5\) leaves the disc"):
+        problem.verify(circles)
+
+
+def test_exact_circles_obey_the_rules_of_a_disc() -> None:
+    problem = CirclePacking(1, "circle")
+    circles, exact = np.array([TOUCHING]), [Fraction(number) for number in TOUCHING]
+    assert problem.certificate(circles, exact).normalisation == ""
+    longer = [*exact[:2], exact[2] + Fraction(1, 1 << 80)]  # equal in float64
+    assert problem.certificate(circles, longer).normalisation == "radii reduced by 1e-12"
+
+
+@pytest.mark.parametrize("circle", [(0.1, 0, 1.5), (0, 0, 1.1), (0.8, 0.8, 0), (-1.1, 0, 0), (0, 2.1, 0.1)])
+def test_a_circle_outside_of_the_disc_is_rejected(circle: tuple[float, float, float]) -> None:
+    with pytest.raises(InvalidConstruction, match="leaves the disc"):
+        CirclePacking(1, "circle").verify(np.array([circle]))
+
+
+@settings(max_examples=60)
+@given(st.tuples(*[st.integers(-16, 16)] * 2, st.integers(0, 16)))
+def test_membership_of_the_disc_agrees_with_distances(sixteenths: tuple[int, int, int]) -> None:
+    x, y, radius = (number / 16 for number in sixteenths)
+    try:
+        CirclePacking(1, "circle").verify(np.array([[x, y, radius]]))
+    except InvalidConstruction:
+        assert np.hypot(x, y) + radius > 1
+        return
+    assert np.hypot(x, y) + radius <= 1
 
 
 @pytest.mark.parametrize("count", [500, 600, 1000])

@@ -12,12 +12,9 @@ from pydantic import ConfigDict, Field, JsonValue, with_config
 from rlkit.errors import UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rlkit.envs.discovery.archive import Archive, Reuse, ReuseRule
     from rlkit.envs.discovery.problem import Problem
     from rlkit.envs.discovery.source import Discovery
-    from rlkit.envs.discovery.state import State
 
 __all__ = ["discovery", "make_problem"]
 
@@ -91,39 +88,32 @@ def discovery(
     """
     from rlkit.envs.discovery.prompts import ProgramTerms
     from rlkit.envs.discovery.runners import RunnerChoice
-    from rlkit.envs.discovery.source import Discovery
+    from rlkit.envs.discovery.source import Discovery, make_archive
     from rlkit.envs.discovery.task import PlaySettings
     from rlkit.sandbox.runners.programs import ProgramLimits
     from rlkit.sandbox.spec import MIB
 
     mathematics = make_problem(problem, options or {})
-    if starts is not None and start != "random":
-        raise UsageError("starts: has an effect only with start: random; leave it out")
-    preload = _helper_modules(mathematics, helpers=helpers, polish_s=polish_s)
+    helpers = _has_scipy(mathematics, polish_s) and helpers
+    preload = (mathematics.polish.partition(":")[0],) if mathematics.polish and (helpers or polish_s) else ()
     rule = _make_reuse_rule(reuse, buffer_size, epsilon, puct_c)
-    archive = _make_archive(mathematics, rule, start, starts or (8 if reuse == "puct" else 1), seed)
+    archive = make_archive(mathematics, rule, start=start, starts=starts, seed=seed)
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
-    _check_prompt(mathematics, prompt or {})
-    terms = ProgramTerms(limits, helpers and find_spec("scipy") is not None, **(prompt or {}))
-    choice = RunnerChoice(workers, cpus, min_isolation, preload)
+    if prompt and prompt.get("record") and not mathematics.published:
+        raise UsageError(f"prompt.record: {mathematics.name} has no published value; leave it out")
+    terms = ProgramTerms(limits, helpers, **(prompt or {}))
     _report(archive, min_isolation, note)
-    return Discovery(archive, PlaySettings(terms, choice, polish_s))
+    return Discovery(archive, PlaySettings(terms, RunnerChoice(workers, cpus, min_isolation, preload), polish_s))
 
 
-def _check_prompt(problem: Problem, prompt: PromptContents) -> None:
-    if prompt.get("record") and not problem.published:
-        raise UsageError(f"prompt.record: {problem.name} has no published value; leave it out")
-
-
-def _helper_modules(problem: Problem, *, helpers: bool, polish_s: float) -> tuple[str, ...]:
-    """Return the modules with the problem's local search, if it is used."""
+def _has_scipy(problem: Problem, polish_s: float) -> bool:
+    """Return whether SciPy is installed; raise an error if `polish_s` needs a local search that cannot run."""
     if polish_s and problem.polish is None:
         raise UsageError(f"polish_s: {problem.name} has no local search; set it to 0")
     has_scipy = find_spec("scipy") is not None
     if polish_s and not has_scipy:
         raise missing_extra("scipy")
-    is_used = (helpers and has_scipy) or polish_s > 0
-    return (problem.polish.partition(":")[0],) if problem.polish is not None and is_used else ()
+    return has_scipy
 
 
 def _make_reuse_rule(reuse: Reuse, buffer_size: int | None, epsilon: float | None, puct_c: float | None) -> ReuseRule:
@@ -138,26 +128,12 @@ def _make_reuse_rule(reuse: Reuse, buffer_size: int | None, epsilon: float | Non
     return ReuseRule(reuse, size, 0.125 if epsilon is None else epsilon, 1.0 if puct_c is None else puct_c)
 
 
-def _make_archive(problem: Problem, rule: ReuseRule, start: str, count: int, seed: int) -> Archive:
-    import numpy as np
-
-    from rlkit._util.seeds import derive_seed
-    from rlkit.envs.discovery.archive import Archive
-
-    archive = Archive(problem, rule, derive_seed(seed, "discovery"))
-    rng = np.random.default_rng(derive_seed(seed, "starts"))
-    archive.plant(_make_starting_states(problem, start, count, rng))
-    return archive
-
-
 def _report(archive: Archive, min_isolation: str | None, note: Note) -> None:
     from rlkit.envs.discovery.problem import describe_known_results
 
     problem = archive.problem
-    beginning = f"initial {problem.symbol} = {archive.best.value:.10g}"
-    note(
-        f"{problem.name}, {problem.direction}: {'; '.join(filter(None, [beginning, describe_known_results(problem)]))}"
-    )
+    results = [f"initial {problem.symbol} = {archive.best.value:.10g}", describe_known_results(problem)]
+    note(f"{problem.name}, {problem.direction}: {'; '.join(filter(None, results))}")
     if sys.platform != "linux" and min_isolation is None:
         note("PROGRAMS RUN WITH RESOURCE LIMITS ONLY on this system: they can read your files and use the network")
 
@@ -184,31 +160,10 @@ def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Probl
     factory = load_object(PROBLEMS.get(problem, problem), field="problem")
     if not callable(factory):
         raise UsageError(f"problem: {problem} is not a class")
+    missing: frozenset[str] = getattr(factory, "__abstractmethods__", frozenset())
+    if missing:
+        raise UsageError(f"problem: {problem} lacks the methods {', '.join(sorted(missing))}; define them")
     instance = factory(**bind(factory, options, field="options", defaults={}, load=load_object))
     if not isinstance(instance, Problem):
         raise UsageError(f"problem: {problem} must return a discovery Problem, not a {type(instance).__name__}")
     return instance
-
-
-def _make_starting_states(problem: Problem, start: str, count: int, rng: np.random.Generator) -> list[State]:
-    import numpy as np
-
-    from rlkit.envs.discovery.problem import InvalidConstruction, load_published_with_program
-    from rlkit.envs.discovery.problems.erdos import Erdos
-    from rlkit.envs.discovery.state import State
-
-    program = ""
-    if start == "random":
-        constructions = [problem.start(rng) for _ in range(count)]
-    elif start == "flat":
-        if not isinstance(problem, Erdos) or problem.n_points is None:
-            raise UsageError("start: flat needs the problem erdos with the option n_points")
-        constructions = [np.full(problem.n_points, 0.5)]
-    else:
-        construction, program = load_published_with_program(start)
-        constructions = [construction]
-    try:
-        starts = [problem.verify(construction) for construction in constructions]
-    except InvalidConstruction as error:
-        raise UsageError(f"start: {start} is not a construction of {problem.name}: {error}") from None
-    return [State(verified.construction, verified.value, program=program) for verified in starts]

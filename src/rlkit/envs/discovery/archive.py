@@ -48,10 +48,8 @@ class _Node:
 
     state: State
     seed: bool
-    expansions: int = 0
-    """Expansions of the state and of its descendants."""
-    best_child: float = -math.inf
-    """Best score of its children."""
+    expansions: int = 0  # expansions of the state and of its descendants
+    best_child: float | None = None  # best score of its children
 
 
 @dataclass(slots=True, eq=False)
@@ -64,10 +62,8 @@ class Archive:
     problem: Problem
     rule: ReuseRule
     seed: int
-    choices: int = 0
-    """Number of calls of `choose`."""
-    expansions: int = 0
-    """Number of recorded expansions."""
+    choices: int = 0  # number of calls of `choose`
+    expansions: int = 0  # number of recorded expansions
     _nodes: dict[str, _Node] = field(default_factory=dict[str, _Node])
     _parents: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     _values: dict[str, float] = field(default_factory=dict[str, float])
@@ -86,7 +82,10 @@ class Archive:
         self.choices += 1
         match self.rule.name:
             case "none":
-                return self._make_random_state(rng)
+                verified = self.problem.verify(self.problem.start(rng))
+                state = State(verified.construction, verified.value)
+                self._running.append(state.id)
+                return state
             case "fixed":
                 seeds = [name for name, node in self._nodes.items() if node.seed]
                 name = seeds[(self.choices - 1) % len(seeds)]
@@ -107,8 +106,8 @@ class Archive:
             if name in self._nodes:
                 self._nodes[name].expansions += 1
         if parent in self._nodes and children:
-            node = self._nodes[parent]
-            node.best_child = max(node.best_child, *(self.score(child) for child in children))
+            node, scores = self._nodes[parent], [self.score(child) for child in children]
+            node.best_child = max(scores if node.best_child is None else [node.best_child, *scores])
         for child in children:
             if child.id not in self._nodes:
                 self._nodes[child.id] = _Node(child, seed=False)
@@ -157,12 +156,7 @@ class Archive:
     def state_dict(self) -> dict[str, Json]:
         """Return the archive as JSON."""
         nodes: list[Json] = [
-            {
-                **node.state.to_json(),
-                "seed": node.seed,
-                "expansions": node.expansions,
-                "best_child": None if math.isinf(node.best_child) else node.best_child,
-            }
+            {**node.state.to_json(), "seed": node.seed, "expansions": node.expansions, "best_child": node.best_child}
             for node in self._nodes.values()
         ]
         return {
@@ -187,16 +181,8 @@ class Archive:
         self._values = dict(cast("Mapping[str, float]", state.get("values", {})))
         self._nodes = {}
         for node in cast("Sequence[Mapping[str, Json]]", state["nodes"]):
-            loaded = State.from_json(node)
-            best_child = cast("float | None", node["best_child"])
-            best_child = -math.inf if best_child is None else best_child
+            loaded, best_child = State.from_json(node), cast("float | None", node["best_child"])
             self._nodes[loaded.id] = _Node(loaded, bool(node["seed"]), cast("int", node["expansions"]), best_child)
-
-    def _make_random_state(self, rng: np.random.Generator) -> State:
-        verified = self.problem.verify(self.problem.start(rng))
-        state = State(verified.construction, verified.value)
-        self._running.append(state.id)
-        return state
 
     def _sort_by_score(self, states: Sequence[State]) -> list[State]:
         return sorted(states, key=self.score, reverse=True)  # of equal states, the older first
@@ -230,8 +216,7 @@ class Archive:
         nodes = [self._nodes[name] for name in names]
         scores = np.array([self.score(node.state) for node in nodes])
         expansions = np.array([node.expansions for node in nodes])
-        best_child = np.array([node.best_child for node in nodes])
-        quality = np.where(np.isfinite(best_child), best_child, scores)
+        quality = np.array([self.score(node.state) if node.best_child is None else node.best_child for node in nodes])
         prior = np.arange(len(nodes), 0, -1) / (len(nodes) * (len(nodes) + 1) / 2)
         bonus = self.rule.c * float(np.ptp(scores)) * prior * math.sqrt(1 + self.expansions) / (1 + expansions)
         places: list[int] = np.argsort(-(quality + bonus), kind="stable").tolist()

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rlkit._util import files
 from rlkit._util.paths import ARTEFACTS
@@ -23,17 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BestRecords:
-    """Best records of one search.
+    """Best records of one search."""
 
-    Args:
-        records: records, best first.
-        pictures: PNG file of each record; None if it is not drawn.
-        known_results: description of the best published results; empty if there are none.
-    """
-
-    records: Sequence[Record]
-    pictures: Sequence[Path | None]
-    known_results: str
+    records: Sequence[Record]  # best first
+    pictures: Sequence[Path | None]  # PNG file of each record; None if it is not drawn
+    known_results: str  # description of the best published results; empty if there are none
 
 
 def best_records(
@@ -57,14 +51,21 @@ def best_records(
         MissingError: matplotlib is not installed.
     """
     directory = find_run(run)
-    envs = {name: spec for name, spec in load_run_config(directory).envs.items() if (spec.env or name) == "discovery"}
-    if not envs:
-        raise UsageError(f"{directory.name} has no `discovery` environment: there are no records to show")
+    envs = load_run_config(directory).envs
+    try:
+        files.make_folder(export or directory)
+    except OSError as error:
+        raise UsageError(f"export: cannot create the folder {export}: {error.strerror}") from None
     searches = dict[str, BestRecords]()
     for name, spec in envs.items():
         folder = directory / ARTEFACTS / name
-        problem = _load_problem(spec.args, note)
         selected = records.read_records(folder)[:best]
+        args = spec.args
+        if (spec.env or name) != "discovery":
+            if not selected:
+                continue
+            args = {"problem": selected[0].problem, "options": cast("JsonValue", selected[0].options)}  # of a subclass
+        problem = _load_problem(args, note)
         drawable = None if not draw else problem
         pictures = [
             drawable and draw_construction(drawable, record.construction, record.value, folder / f"{record.name}.png")
@@ -75,6 +76,8 @@ def best_records(
                 content = record.to_arena(key="values" if problem is None else problem.key)
                 files.write_text(export / f"{name}-{record.name}.json", json.dumps(content))
         searches[name] = BestRecords(selected, pictures, "" if problem is None else describe_known_results(problem))
+    if not searches:
+        raise UsageError(f"{directory.name} has no `discovery` environment: there are no records to show")
     return directory, searches
 
 

@@ -28,8 +28,7 @@ type Construction = NDArray[np.float64]
 type PieceCount = Annotated[int, Field(ge=2)]
 """Number of pieces of a step function."""
 
-MIN_RELATIVE_GAIN = 1e-12
-"""Smallest relative difference by which one value is better than another."""
+MIN_RELATIVE_GAIN = 1e-12  # smallest relative difference by which one value is better than another
 
 
 class InvalidConstruction(RlkitError, ValueError):
@@ -172,9 +171,8 @@ class Problem(ABC):
 
 def describe_known_results(problem: Problem) -> str:
     """Describe results reached without a model, for comparison with what a model learns; empty if there are none."""
-    results = list[str]()
     published = problem.published
-    results += [f"the best by hand is {value.value}" for value in published if value.by_hand][:1]
+    results = [f"the best by hand is {value.value}" for value in published if value.by_hand][:1]
     results += [f"the best published {value}" for value in published][:1]
     if problem.scripted:
         scripted_values = ", ".join(f"{value:.7g} in {seconds:g} s" for seconds, value in problem.scripted)
@@ -222,6 +220,9 @@ def load_published_with_program(name: str) -> tuple[Construction, str]:
             )
     try:
         content = cast("dict[str, object]", json.loads(path.read_text()))
-        return np.asarray(content["values"], np.float64), str(content.get("program", ""))
-    except (ValueError, KeyError, TypeError) as error:
+        values = np.asarray(content["values"])
+        if values.dtype.kind not in "iuf":
+            raise TypeError("some are not numbers, or not in float64")
+        return values.astype(np.float64), str(content.get("program", ""))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(f"start: {path} has no array of numbers under `values`: {error}") from None

@@ -19,8 +19,7 @@ from rlkit.types import Message
 
 ENTRY = "run"
 POLISH = "polish"
-BUDGET_SHARE = 0.9
-"""Share of the time limit that the prompt grants a program."""
+BUDGET_SHARE = 0.9  # share of the time limit that the prompt grants a program
 
 _LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
 _FENCE = re.compile(
@@ -36,18 +35,12 @@ _FORMAT = ".10f"
 
 @dataclass(frozen=True, slots=True)
 class ProgramTerms:
-    """Limits and helpers of programs, as stated in the prompt and enforced, and what it states of other results.
-
-    Args:
-        helpers: True if programs may call the problem's local search.
-        record: state the best published value.
-        target: value to reach; None for none.
-    """
+    """Limits and helpers of programs, as stated in the prompt and enforced, and what it states of other results."""
 
     limits: ProgramLimits
-    helpers: bool = True
-    record: bool = False
-    target: float | None = None
+    helpers: bool = True  # true if programs may call the problem's local search
+    record: bool = False  # state the best published value
+    target: float | None = None  # value to reach; None for none
 
     @property
     def budget_s(self) -> float:

@@ -71,7 +71,7 @@ class Record:
     def to_arena(self, *, key: str) -> dict[str, Json]:
         """Return the record with the fields of a solution of EinsteinArena, its construction as `key`."""
         content = _RECORD.dump_python(self, mode="json", include={"problem", "options", "construction", "certificate"})
-        return {**content, key: content.pop("construction"), "score": self.value}
+        return {key: content.pop("construction"), **content, "score": self.value}
 
 
 _RECORD = TypeAdapter(Record)
@@ -89,8 +89,9 @@ def save_if_better(
     """
     with FileLock(folder / ".lock"):  # rollouts of other processes save records too
         paths = _paths(folder)
-        best = json.loads(paths[-1].read_text())["value"] if paths else None  # the last one is the best
-        if best is not None and not problem.is_better(state.value, best):
+        if paths and not problem.is_better(
+            state.value, json.loads(paths[-1].read_text())["value"]
+        ):  # the last is the best
             return False
         record = Record(
             problem.name,

@@ -16,18 +16,12 @@ from rlkit.sandbox.runners.programs import Level
 
 @dataclass(frozen=True, slots=True)
 class RunnerChoice:
-    """Runner of programs, with its isolation from the machine.
+    """Runner of programs, with its isolation from the machine."""
 
-    Args:
-        workers: maximum number of concurrent programs; None for the number of processors divided by `cpus`.
-        min_isolation: required isolation of programs; None for `os` on Linux and `limits` elsewhere.
-        preload: modules with helper functions for programs.
-    """
-
-    workers: int | None = None
+    workers: int | None = None  # maximum number of concurrent programs; None for the processors divided by `cpus`
     cpus: int = 1
-    min_isolation: Level | None = None
-    preload: tuple[str, ...] = ()
+    min_isolation: Level | None = None  # required isolation of programs; None for `os` on Linux and `limits` elsewhere
+    preload: tuple[str, ...] = ()  # modules with helper functions for programs
 
 
 @cache

@@ -10,9 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
+from rlkit._util.seeds import derive_seed
 from rlkit.env import TaskSource
 from rlkit.envs.discovery import records
-from rlkit.envs.discovery.archive import Archive
+from rlkit.envs.discovery.archive import Archive, ReuseRule
+from rlkit.envs.discovery.problem import InvalidConstruction, Problem, load_published_with_program
+from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.runners import check_runner
 from rlkit.envs.discovery.state import State
 from rlkit.envs.discovery.task import CHILD, SAVED, ConstructionProblem, PlaySettings
@@ -87,3 +92,30 @@ class Discovery(TaskSource):
         self.archive.load_state_dict(cast("Mapping[str, Json]", state["archive"]))
         self._playing = dict(cast("Mapping[str, str]", state["playing"]))
         self._cpu_s = float(cast("float", state["cpu_s"]))
+
+
+def make_archive(problem: Problem, rule: ReuseRule, *, start: str, starts: int | None, seed: int) -> Archive:
+    """Return an archive with the initial states of the arguments `start` and `starts` of `discovery`.
+
+    Raises:
+        UsageError: there is no such start, or it is not a construction of the problem.
+    """
+    rng, program = np.random.default_rng(derive_seed(seed, "starts")), ""
+    if start == "random":
+        constructions = [problem.start(rng) for _ in range(starts or (8 if rule.name == "puct" else 1))]
+    elif starts is not None:
+        raise UsageError("starts: has an effect only with start: random; leave it out")
+    elif start == "flat":
+        if not isinstance(problem, Erdos) or problem.n_points is None:
+            raise UsageError("start: flat needs the problem erdos with the option n_points")
+        constructions = [np.full(problem.n_points, 0.5)]
+    else:
+        construction, program = load_published_with_program(start)
+        constructions = [construction]
+    try:
+        planted = [problem.verify(construction) for construction in constructions]
+    except InvalidConstruction as error:
+        raise UsageError(f"start: {start} is not a construction of {problem.name}: {error}") from None
+    archive = Archive(problem, rule, derive_seed(seed, "discovery"))
+    archive.plant([State(verified.construction, verified.value, program=program) for verified in planted])
+    return archive

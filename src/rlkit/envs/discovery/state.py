@@ -44,11 +44,8 @@ class State:
     def to_json(self) -> dict[str, Json]:
         """Return the state as JSON, the numbers as base 64 of little-endian float64."""
         numbers = np.ascontiguousarray(self.construction, "<f8")
-        return {
-            **asdict(self),
-            "construction": base64.b64encode(numbers.tobytes()).decode(),
-            "shape": list(numbers.shape),
-        }
+        encoded = base64.b64encode(numbers.tobytes()).decode()
+        return {**asdict(self), "construction": encoded, "shape": list(numbers.shape)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Json]) -> State:

@@ -40,15 +40,11 @@ _POLISH_TIME_FACTOR = 1.5  # a local search checks the clock only between steps
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """Settings for playing the tasks of a search.
-
-    Args:
-        polish_s: seconds of local search on each child before it is archived; 0 for no local search.
-    """
+    """Settings for playing the tasks of a search."""
 
     terms: ProgramTerms = field(default_factory=lambda: ProgramTerms(ProgramLimits()))
     runner: RunnerChoice = field(default_factory=RunnerChoice)
-    polish_s: float = 0.0
+    polish_s: float = 0.0  # seconds of local search on each child before it is archived; 0 for no local search
 
 
 @dataclass(frozen=True)
@@ -149,10 +145,8 @@ class ConstructionProblem(Env):
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
         """Return the child, improved by local search if possible, and the processor seconds of the search."""
-        seconds = self.play.polish_s
-        limits = replace(
-            self.play.terms.limits, timeout_s=_POLISH_TIME_FACTOR * seconds + self.play.terms.limits.timeout_s
-        )
+        seconds, limits = self.play.polish_s, self.play.terms.limits
+        limits = replace(limits, timeout_s=_POLISH_TIME_FACTOR * seconds + limits.timeout_s)
         program = Program(_POLISH_PROGRAM, ENTRY, {"seconds": seconds}, {"start": child.construction}, {POLISH: polish})
         result = await self._run(program, limits, "local searches running or queued")
         verified, _ = await in_thread(self._verify, result)

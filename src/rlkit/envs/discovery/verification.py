@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
     from rlkit.types import Json
 
-_FILE_OPTIONS = {"max_points": 100_000, "slack": 1e-6}
-"""Options for files, since published ones have many pieces, or rounded decimals."""
-_MAX_EXACT_BITS = 1 << 24
-"""Limit of all numbers together; exact arithmetic on more takes minutes."""
+_FILE_OPTIONS = {"max_points": 100_000, "slack": 1e-6}  # published files have many pieces, or rounded decimals
+_MAX_EXACT_BITS = 1 << 24  # limit of all numbers together; exact arithmetic on more takes minutes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,24 +130,19 @@ def verify_witness(
     if certificate is not None and exact is not None:
         normalisation = certificate.normalisation
     else:
-        change = np.abs(verified.construction - floats).max() if verified.construction.shape == floats.shape else np.inf
+        pairs = zip(verified.construction.ravel().tolist(), witness.numbers, strict=False)
+        is_same_shape = verified.construction.shape == floats.shape
+        change = max((abs(Fraction(a) - Fraction(b)) for a, b in pairs), default=0) if is_same_shape else np.inf
         normalisation = f"the verifier changed numbers by up to {change:.3g}" if change else ""
-    value = certificate.exact if certificate is not None and certificate.exact else verified.value
+    value = Fraction(certificate.exact if certificate is not None and certificate.exact else verified.value)
     kind = "float64" if any(isinstance(number, float) for number in witness.numbers) else "exact"
     numbers = f"{'x'.join(map(str, floats.shape))} {kind} values"
     return Verification(
-        chosen,
-        verified.construction,
-        numbers,
-        verified.value,
-        Fraction(value),
-        certificate,
-        normalisation,
-        witness.claims,
+        chosen, verified.construction, numbers, verified.value, value, certificate, normalisation, witness.claims
     )
 
 
 def _to_fractions(numbers: Sequence[Number]) -> list[Fraction] | None:
     exact = [Fraction(number) for number in numbers]
-    bits = max(max(map(int.bit_length, number.as_integer_ratio())) for number in exact)
+    bits = max((max(map(int.bit_length, number.as_integer_ratio())) for number in exact), default=0)
     return exact if bits * len(exact) <= _MAX_EXACT_BITS else None

@@ -22,7 +22,7 @@ type Number = int | float | Fraction
 
 MAX_BYTES = 32 << 20
 _MAX_EXPONENT = 2048  # C5 then has fewer digits than Python converts to text
-_KEYS = ("values", "construction", "h_values", "f_values", "heights", "circles")
+_KEYS = ("values", "construction", "h_values", "f_values", "heights", "sequence", "circles")
 _CLAIMS = ("value", "score", "c5", "c5_bound", "M_certified_decimal")
 
 
@@ -52,7 +52,7 @@ def read_witness(path: Path, *, key: str) -> Witness:
         array = np.array(values, object)
         numbers = [_check_number(item, exponent) for item in array.ravel().tolist()]
         texts = {name: str(fields.get(name)) for name in _CLAIMS}
-        claims = {name: text for name, text in texts.items() if re.match(r"-?(\d|nan|inf)", text)}
+        claims = {name: text for name, text in texts.items() if re.fullmatch(r"-?(\d|nan|inf)[ -~]*", text)}
         return Witness(numbers, array.shape, claims)
     except Exception as error:  # the bytes of a file may cause anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -89,7 +89,7 @@ def _find_values(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[obj
     for name in (*keys, "solution"):
         if isinstance(fields.get(name), list):
             return fields[name], None
-    raise ValueError(f"it has no list of numbers, alone or as {', '.join(keys)}, or a with D_log2")
+    raise ValueError(f"it has no list of numbers, alone or as {', '.join(dict.fromkeys(keys))}, or a with D_log2")
 
 
 def _check_number(item: object, exponent: int | None) -> Number:

@@ -35,10 +35,8 @@ from rlkit.errors import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GRID = 2.0**60
-"""Heights, scaled to a maximum of 1, are rounded to multiples of 2^-60, which bounds the length of exact numbers."""
-_MIN_SUM_SHARE = 10**6
-"""Maximum sum of magnitudes per magnitude of the sum; a sum nearer to 0 is more a result of rounding than of f."""
+_GRID = 2.0**60  # heights, scaled to a maximum of 1, become multiples of 2^-60, which bounds exact numbers
+_MIN_SUM_SHARE = 10**6  # maximum Σ|f| / |Σf|; a sum nearer to 0 is more a result of rounding than of f
 _PLACES = 10
 _THIRD = (
     "The third autocorrelation inequality asks for a step function f on [-1/4, 1/4], which may be negative, for which "
@@ -61,14 +59,10 @@ class _Autocorrelation(Problem):
     n_points: PieceCount = 100
     max_points: PieceCount = 10_000
 
-    question: ClassVar[str]
-    """First paragraph of the statement."""
-    formula: ClassVar[str] = "    {symbol} = 2 * n * {peak} / np.sum(f) ** 2"
-    """Formula of the value, for the statement."""
-    signed: ClassVar[bool] = False
-    """True if heights may be negative."""
-    absolute: ClassVar[bool] = False
-    """True for the maximum of |f*f|."""
+    question: ClassVar[str]  # first paragraph of the statement
+    formula: ClassVar[str] = "    {symbol} = 2 * n * {peak} / np.sum(f) ** 2"  # formula of the value, for the statement
+    signed: ClassVar[bool] = False  # true if heights may be negative
+    absolute: ClassVar[bool] = False  # true for the maximum of |f*f|
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
 
@@ -142,7 +136,7 @@ class FirstAutocorrelation(_Autocorrelation):
     name = "autocorrelation_1"
     minimise = True
     symbol = "C1"
-    scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
+    scripted = ((1, 1.5257), (10, 1.5214), (30, 1.5114), (60, 1.5092))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_first"
 
     question = (
@@ -158,7 +152,7 @@ class SecondAutocorrelation(_Autocorrelation):
     name = "autocorrelation_2"
     minimise = False
     symbol = "C2"
-    scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
+    scripted = ((1, 0.8922), (10, 0.9022), (30, 0.9099), (60, 0.9111))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_second"
 
     question = (
@@ -188,7 +182,7 @@ class ThirdAutocorrelation(_Autocorrelation):
     minimise = True
     symbol = "C3"
     signed = True
-    scripted = ((5, 1.4771), (11, 1.4715), (20, 1.4700))
+    scripted = ((5, 1.4751), (11, 1.4688), (20, 1.4671))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_third"
 
     question = _THIRD.format("its autoconvolution f*f, however negative f*f is elsewhere,")
@@ -201,7 +195,7 @@ class ThirdAbsoluteAutocorrelation(ThirdAutocorrelation):
     name = "autocorrelation_3_absolute"
     symbol = "C3'"
     absolute = True
-    scripted = ((5, 1.4765), (11, 1.4718), (15, 1.4704))
+    scripted = ((5, 1.4771), (11, 1.4670), (20, 1.4657))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_third_absolute"
 
     question = _THIRD.format("|f*f|, the absolute value of its autoconvolution,")

@@ -1,7 +1,6 @@
 """Values of the autocorrelation inequalities, and local search for them, with NumPy and SciPy only.
 
-The search is a run's baseline, and a helper that programs can call. The module does not import rlkit, so that programs
-can load it.
+The search is a run's baseline, and a helper that programs can call.
 
 Invariant: a result is at least as good as the initial construction.
 """
@@ -12,23 +11,23 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlkit.envs.discovery.problems.minimax import minimise_maximum
 
 type Heights = NDArray[np.float64]
 type Objective = Literal["first", "second", "third", "third_absolute"]
 """Inequality whose value a search improves; heights may be negative in the last two, which differ in f*f and |f*f|."""
 
-_MAX_LINEAR_PROGRAM_PIECES = 600
-"""Maximum pieces for linear programs; more pieces need too much time and memory."""
+_MAX_LINEAR_PROGRAM_PIECES = 600  # maximum pieces for linear programs; more pieces need too much time and memory
 _SIGNED: tuple[Objective, ...] = ("third", "third_absolute")
 _FIRST_RADIUS = 0.05
 _MIN_RADIUS = 1e-8
 _MIN_GAIN = 1e-12
 _FFT_FROM = 600
-_ROUND_ITERATIONS = 300
 
 
 def compute_value(f: Heights, objective: Objective) -> float:
@@ -39,15 +38,16 @@ def compute_value(f: Heights, objective: Objective) -> float:
     return float(2 * len(f) * _peak(corners, objective) / f.sum() ** 2)
 
 
-def convolve(f: Heights) -> Heights:
-    """Return the [2n − 1] convolution of [n] heights with themselves."""
-    count = len(f)
-    if count < _FFT_FROM:
-        return np.convolve(f, f)
-    size = 1 << (2 * count - 2).bit_length()
+def convolve(f: Heights, other: Heights | None = None) -> Heights:
+    """Return the full convolution of heights with others, by default with themselves."""
+    other = f if other is None else other
+    if len(other) < _FFT_FROM:
+        return np.convolve(f, other)
+    size = 1 << (len(f) + len(other) - 2).bit_length()
     spectrum = np.fft.rfft(f, size)
-    corners = np.fft.irfft(spectrum * spectrum, size)[: 2 * count - 1]
-    return corners if f.min() < 0 else np.maximum(corners, 0)
+    product = np.fft.irfft(spectrum * (spectrum if other is f else np.fft.rfft(other, size)), size)
+    corners = product[: len(f) + len(other) - 1]
+    return corners if f.min() < 0 or other.min() < 0 else np.maximum(corners, 0)
 
 
 def _polish(construction: Heights, seconds: float, objective: Objective) -> Heights:
@@ -69,9 +69,7 @@ def _polish(construction: Heights, seconds: float, objective: Objective) -> Heig
         return linear_programs(f, end_s=end_s, objective=objective)
     rate = 0.003
     while time.process_time() < end_s and rate > 1e-6:
-        improved = descend(
-            f, iterations=_ROUND_ITERATIONS, objective=objective, rate=rate, first_power=4.0, end_s=end_s
-        )
+        improved = descend(f, iterations=300, objective=objective, rate=rate, first_power=4.0, end_s=end_s)
         rate = rate if loss(improved, objective=objective) < loss(f, objective=objective) - _MIN_GAIN else rate / 4
         f = improved
     return f
@@ -136,8 +134,8 @@ def linear_programs(f: Heights, *, end_s: float, objective: Objective, radius: f
     f = _rescale(f)
     value = loss(f, objective=objective)
     while time.process_time() < end_s and radius > _MIN_RADIUS:
-        step = _solve_linear_program(f, radius, objective=objective)
-        candidate = f if step is None else np.maximum(f + step, -np.inf if objective in _SIGNED else 0.0)
+        candidate = f + _solve_linear_program(f, radius, objective=objective)
+        candidate = candidate if objective in _SIGNED else np.maximum(candidate, 0.0)
         gain = value - loss(candidate, objective=objective)
         if gain > _MIN_GAIN:
             f, value = _rescale(candidate), value - gain
@@ -167,13 +165,11 @@ def search(
     end_s = began_s + seconds
     best = np.ones(start)
 
-    def keep_if_better(f: Heights) -> bool:
+    def keep_if_better(f: Heights) -> None:
         nonlocal best
-        if loss(f, objective=objective) >= loss(best, objective=objective) - _MIN_GAIN:
-            return False
-        best = f
-        on_best(time.process_time() - began_s, f)
-        return True
+        if loss(f, objective=objective) < loss(best, objective=objective) - _MIN_GAIN:
+            best = f
+            on_best(time.process_time() - began_s, f)
 
     while time.process_time() < began_s + seconds / 3:
         f = descend(rng.uniform(0.01, 1, start) ** 2, iterations=1500, objective=objective, end_s=end_s)
@@ -196,11 +192,9 @@ def _peak(corners: Heights, objective: Objective) -> float:
 
 def _correlate_back(weights: Heights, f: Heights) -> Heights:
     """Return [n] Σ_m w_m f_{m − i}, half the gradient of Σ_m w_m (f*f)_m."""
-    count = len(f)
-    if count < _FFT_FROM:
+    if len(f) < _FFT_FROM:
         return np.convolve(weights, f[::-1], mode="valid")
-    size = 1 << (3 * count).bit_length()
-    return np.fft.irfft(np.fft.rfft(weights, size) * np.fft.rfft(f[::-1], size), size)[count - 1 : 2 * count - 1]
+    return convolve(weights, f[::-1])[len(f) - 1 : 2 * len(f) - 1]
 
 
 def _integrate_square(corners: Heights) -> float:
@@ -215,10 +209,8 @@ def _square_slope(corners: Heights, f: Heights) -> Heights:
     return _correlate_back((4 * corners + y[:-2] + y[2:]) / 3 / _integrate_square(corners), f)
 
 
-def _solve_linear_program(f: Heights, radius: float, *, objective: Objective) -> Heights | None:
-    """Return the best step to first order within the radius; None if the solver fails."""
-    from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
-
+def _solve_linear_program(f: Heights, radius: float, *, objective: Objective) -> Heights:
+    """Return the best step to first order within the radius."""
     count = len(f)
     corners = convolve(f)
     top = _peak(corners, objective)
@@ -228,17 +220,14 @@ def _solve_linear_program(f: Heights, radius: float, *, objective: Objective) ->
     sides, rows = np.nonzero(signs * corners > top - 4 * radius * float(np.abs(f).sum()))
     signs = signs[sides]
     offset = rows[:, None] - np.arange(count)[None]
-    slopes = signs * np.where((offset >= 0) & (offset < count), 2 * f[np.clip(offset, 0, count - 1)], 0.0)
-    pull = 2 * _square_slope(corners, f) * top if objective == "second" else np.zeros(count)
-    low = np.full(count, -1.0) if objective in _SIGNED else np.maximum(-1, -f / radius)
-    # Scaled by the radius; otherwise the solver's tolerances would be as large as the step.
-    solution = linprog(
-        np.append(-pull, 1.0),
-        A_ub=np.column_stack([slopes, -np.ones(len(rows))]),
-        b_ub=(top - signs[:, 0] * corners[rows]) / radius,
-        A_eq=np.append(np.ones(count), 0.0)[None],
-        b_eq=[0.0],
-        bounds=np.column_stack([np.append(low, -np.inf), np.append(np.ones(count), np.inf)]),
-        method="highs-ds" if count < 150 else "highs-ipm",
+    # Scaled by the radius; otherwise the solver's tolerance would be as large as the step.
+    step, _ = minimise_maximum(
+        signs * np.where((offset >= 0) & (offset < count), 2 * f[np.clip(offset, 0, count - 1)], 0.0),
+        (top - signs[:, 0] * corners[rows]) / radius,
+        np.full(count, -1.0) if objective in _SIGNED else np.maximum(-1, -f / radius),
+        np.ones(count),
+        weights=np.ones(count),
+        total=0.0,
+        pull=2 * _square_slope(corners, f) * top if objective == "second" else None,
     )
-    return cast("Heights", solution.x)[:count] * radius if solution.status == 0 else None
+    return step * radius

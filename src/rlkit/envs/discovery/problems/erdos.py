@@ -26,22 +26,19 @@ from rlkit.envs.discovery.problem import (
     VerifiedConstruction,
     check_vector,
 )
-from rlkit.envs.discovery.problems.exact import convolve, format_decimals, to_integers
+from rlkit.envs.discovery.problems.autocorrelation_steps import convolve
+from rlkit.envs.discovery.problems.exact import convolve as convolve_exactly
+from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SLACK = 1e-12
-"""Default of the option `slack`: what float64 arithmetic may cause."""
+SLACK = 1e-12  # default of the option `slack`: what float64 arithmetic may cause
 
-_GRID = 2.0**60
-"""Heights are rounded to multiples of 2^-60, which bounds the length of numbers in exact arithmetic."""
-_ROUNDING = 1e-15
-"""Maximum |sum − n/2| / n that rounding may cause; a larger deviation could improve the value."""
-_MIN_SUM = 1e-9
-"""Minimum sum of heights; rescaling a smaller sum loses all precision, or overflows."""
-_FFT_FROM = 600
+_GRID = 2.0**60  # heights are rounded to multiples of 2^-60, which bounds the length of numbers in exact arithmetic
+_ROUNDING = 1e-15  # maximum |sum − n/2| / n that rounding may cause; a larger deviation could improve the value
+_MIN_SUM = 1e-9  # minimum sum of heights; rescaling a smaller sum loses all precision, or overflows
 _PLACES = 10
 
 
@@ -69,7 +66,7 @@ class Erdos(Problem):
     symbol = "C5"
     initial = "initial_h_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
-    scripted = ((2, 0.38107), (10, 0.380974), (60, 0.380892), (120, 0.380887), (300, 0.380869), (1800, 0.380868))
+    scripted = ((2, 0.38107), (10, 0.380948), (60, 0.380885), (120, 0.380885), (300, 0.380882), (1800, 0.380868))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:
@@ -106,7 +103,9 @@ class Erdos(Problem):
         if abs(total - len(h) / 2) > _ROUNDING * len(h):  # leave a verified construction unchanged, bit for bit
             h *= len(h) / 2 / total
         self._check_bounds(h, " after rescaling to the sum n / 2")
-        h = np.round(_blend(h) * _GRID) / _GRID
+        excess = max(float(h.max()) - 1, -float(h.min()), 0.0)
+        weight = excess / (0.5 + excess)  # the least that moves all heights into [0, 1], towards ½
+        h = np.round(np.clip((1 - weight) * h + weight / 2, 0, 1) * _GRID) / _GRID
         return VerifiedConstruction(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -133,27 +132,21 @@ class Erdos(Problem):
         """Draw the step function, and below it the overlap at each shift."""
         count = len(construction)
         steps, curve = figure.subplots(2, 1)
-        steps.stairs(construction, np.linspace(0, 2, count + 1), fill=True, alpha=0.35, color="C0")
-        steps.stairs(construction, np.linspace(0, 2, count + 1), baseline=None, color="C0")
+        edges = np.linspace(0, 2, count + 1)
+        steps.stairs(construction, edges, fill=True, alpha=0.35, color="C0")
+        steps.stairs(construction, edges, baseline=None, color="C0")
         steps.set(xlim=(0, 2), ylim=(0, 1.05), xlabel="x", ylabel="h(x)")
         overlap = overlaps(construction)
-        shifts = np.arange(-(count - 1), count) * 2 / count
-        curve.plot(shifts, overlap, color="C1")
-        curve.axhline(float(overlap.max()), color="0.4", linewidth=0.8, linestyle="--")
-        curve.annotate(
-            f"C5 = {overlap.max():.10f}", (0, overlap.max()), (0, 4), textcoords="offset points", ha="center"
-        )
-        curve.set(xlim=(-2, 2), ylim=(0, float(overlap.max()) * 1.15), xlabel="shift k", ylabel="overlap")
+        top = float(overlap.max())
+        curve.plot(np.arange(-(count - 1), count) * 2 / count, overlap, color="C1")
+        curve.axhline(top, color="0.4", linewidth=0.8, linestyle="--")
+        curve.annotate(f"C5 = {top:.10f}", (0, top), (0, 4), textcoords="offset points", ha="center")
+        curve.set(xlim=(-2, 2), ylim=(0, 1.15 * top), xlabel="shift k", ylabel="overlap")
 
 
 def overlaps(h: Construction) -> Construction:
     """Return the [2n − 1] overlaps of [n] heights at the shifts −(n−1)·2/n … (n−1)·2/n."""
-    count = len(h)
-    if count < _FFT_FROM:
-        return np.correlate(h, 1 - h, mode="full") * (2 / count)
-    size = 1 << (2 * count - 2).bit_length()
-    spectrum = np.fft.rfft(h, size) * np.fft.rfft((1 - h)[::-1], size)
-    return np.fft.irfft(spectrum, size)[: 2 * count - 1] * (2 / count)
+    return convolve(h, (1 - h)[::-1]) * (2 / len(h))
 
 
 def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) -> tuple[Fraction, str]:
@@ -171,7 +164,7 @@ def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) ->
         raise InvalidConstruction("the heights sum to 0 or less, and cannot be rescaled to sum to n / 2")
     tops = [height * count for height in heights]  # h_i = tops[i] / twice, which sum to n / 2
     factor = Fraction(count << exponent, twice)
-    steps = [f"rescaled by 1{float(factor - 1):+.3g} to the sum n / 2"] if factor != 1 else []
+    steps = [f"rescaled by 1{factor - 1:+.3g} to the sum n / 2"] if factor != 1 else []
     excess = max(Fraction(max(tops), twice) - 1, Fraction(-min(tops), twice), Fraction(0))
     if excess > Fraction(slack):
         raise InvalidConstruction("a height is outside [0, 1] after rescaling to the sum n / 2")
@@ -180,13 +173,6 @@ def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) ->
         weight_left, weight_right = weight.denominator - weight.numerator, weight.numerator
         tops = [2 * weight_left * top + weight_right * twice for top in tops]
         twice *= 2 * weight.denominator
-        steps.append(f"moved towards 1/2 by up to {float(excess):.3g}")
-    overlap = max(convolve(tops, [twice - top for top in reversed(tops)]))
+        steps.append(f"moved towards 1/2 by up to {excess:.3g}")
+    overlap = max(convolve_exactly(tops, [twice - top for top in reversed(tops)]))
     return Fraction(2 * overlap, count * twice * twice), ", ".join(steps)
-
-
-def _blend(h: Construction) -> Construction:
-    """Move heights towards ½, by the minimum with which they lie in [0, 1]."""
-    excess = max(float(h.max()) - 1, -float(h.min()), 0.0)
-    weight = excess / (0.5 + excess)
-    return np.clip((1 - weight) * h + weight / 2, 0, 1)

@@ -14,36 +14,31 @@ Invariant: a result is a valid construction that is at least as good as the init
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlkit.envs.discovery.problems.minimax import factorise, limit_length
+
 type Heights = NDArray[np.float64]
+type Clock = Callable[[], float]
 
 _MARGIN = 1e-6  # distance from 0 and 1 at the beginning, because logarithms need it
-_FRACTION = 0.995  # greatest share of the way to a bound in one step
 _DUAL_RANGE = 1e8  # greatest factor between a multiplier and its value on the central path
 _ROW_SHARE = 1e-9  # overlaps with a smaller weight do not change the matrix
 _GAP = 1e-13
 
 
 class _Point(NamedTuple):
-    """Free heights, the bound t, all heights, overlaps, and t minus the overlaps."""
+    """Free heights, the bound t, all heights, overlaps, and the room to bounds: t minus the overlaps, h, and 1 − h."""
 
     free: Heights
     bound: float
     h: Heights
     overlaps: Heights
-    slack: Heights
-
-
-class _Multipliers(NamedTuple):
-    """Multipliers of the overlaps, of h ≥ 0, and of h ≤ 1."""
-
-    overlap: Heights
-    low: Heights
-    high: Heights
+    room: Heights
 
 
 class Mirrored:
@@ -77,7 +72,13 @@ class Mirrored:
 
 
 def interior_point(
-    h: Heights, *, centre: int | None = None, barrier: float = 1e-6, steps: int = 250, end_s: float = np.inf
+    h: Heights,
+    *,
+    centre: int | None = None,
+    barrier: float = 1e-6,
+    steps: int = 250,
+    end_s: float = np.inf,
+    clock: Clock = time.process_time,
 ) -> Heights:
     """Minimise the maximum overlap of [n] heights from a start within [0, 1].
 
@@ -86,22 +87,24 @@ def interior_point(
             become the mean of both.
         barrier: first μ; a greater one moves farther from the start.
         steps: maximum number of Newton steps.
-        end_s: processor time after which no new step starts.
+        end_s: time by the clock after which no new step starts.
     """
     ties = Mirrored(len(h), len(h) if centre is None else centre)
     best = ties.expand(ties.mean(h))
     point = _enter(ties, ties.mean(h), barrier)
-    multipliers = _Multipliers(*(barrier / each for each in (point.slack, point.free, 1 - point.free)))
+    multipliers = barrier / point.room
     best_value = float(compute_overlaps(best).max()) if abs(float(best.sum()) - len(h) / 2) < 1e-9 else np.inf
     for _ in range(steps):
-        if time.process_time() >= end_s or not np.isfinite(point.bound):
+        if clock() >= end_s or not np.isfinite(point.bound):
             break
         try:
-            direction, slope = _newton(ties, point, multipliers, barrier)
+            step, changes, slope = _newton(ties, point, multipliers, barrier)
         except np.linalg.LinAlgError:
             break
-        point, moved = _walk(ties, point, direction, slope, barrier)
-        multipliers = _update(multipliers, direction, point, barrier)
+        point, moved = _walk(ties, point, step, slope, barrier)
+        central = barrier / point.room
+        multipliers = multipliers + limit_length(multipliers, changes) * changes
+        multipliers = np.clip(multipliers, central / _DUAL_RANGE, central * _DUAL_RANGE)
         if (value := float(point.overlaps.max())) < best_value:
             best, best_value = point.h, value
         if not moved or -slope < 40 * barrier * len(h):
@@ -109,12 +112,6 @@ def interior_point(
                 break
             barrier = max(barrier / 2, _GAP)
     return best
-
-
-class _Direction(NamedTuple):
-    free: Heights
-    bound: float
-    multipliers: _Multipliers
 
 
 def _enter(ties: Mirrored, free: Heights, barrier: float) -> _Point:
@@ -131,74 +128,42 @@ def _enter(ties: Mirrored, free: Heights, barrier: float) -> _Point:
 def _place(ties: Mirrored, free: Heights, bound: float) -> _Point:
     h = ties.expand(free)
     overlaps = compute_overlaps(h)[ties.first :]
-    return _Point(free, bound, h, overlaps, bound - overlaps)
+    return _Point(free, bound, h, overlaps, np.concatenate([bound - overlaps, free, 1 - free]))
 
 
-def _newton(ties: Mirrored, point: _Point, multipliers: _Multipliers, barrier: float) -> tuple[_Direction, float]:
-    """Return the Newton direction, and the derivative of the barrier function along it."""
-    from scipy.linalg import cho_factor, cho_solve  # pyright: ignore[reportUnknownVariableType]  SciPy has few types
-
-    count, free, slack = ties.count, point.free, point.slack
-    gradient = overlap_gradient(ties, point.h, barrier / slack) - barrier / free + barrier / (1 - free)
-    gradient_bound = 1 - float((barrier / slack).sum())
-    curvature = multipliers.overlap / slack
-    rows = np.flatnonzero(curvature > _ROW_SHARE * curvature.max())
+def _newton(
+    ties: Mirrored, point: _Point, multipliers: Heights, barrier: float
+) -> tuple[tuple[Heights, float], Heights, float]:
+    """Return the steps of free heights and t, those of the multipliers, and the derivative of the barrier function."""
+    free, central, curvature = len(point.free), barrier / point.room, multipliers / point.room
+    gradient = overlap_gradient(ties, point.h, central[: -2 * free]) - central[-2 * free : -free] + central[-free:]
+    gradient_bound = 1 - float(central[: -2 * free].sum())
+    scale, diagonal = curvature[: -2 * free], curvature[-2 * free : -free] + curvature[-free:]
+    rows = np.flatnonzero(scale > _ROW_SHARE * scale.max())
     slopes = compute_slopes(ties, point.h, rows)
-    scaled = slopes * np.sqrt(curvature[rows])[:, None]
-    matrix = scaled.T @ scaled
-    border, corner = -(slopes.T @ curvature[rows]), float(curvature[rows].sum())
-    matrix -= np.outer(border, border) / corner  # without t
-    diagonal = multipliers.low / free + multipliers.high / (1 - free)
-    matrix.flat[:: len(free) + 1] += diagonal + 1e-9 * float(np.median(diagonal))
-    right = np.column_stack([border * gradient_bound / corner - gradient, ties.weights])
-    solved = cast("Heights", cho_solve(cho_factor(matrix, check_finite=False), right, check_finite=False))
-    # The second column keeps the sum of the heights.
-    step = solved[:, 0] - solved[:, 1] * float(ties.weights @ solved[:, 0]) / float(ties.weights @ solved[:, 1])
-    step_bound = (-gradient_bound - float(border @ step)) / corner
+    solve = factorise(slopes, scale[rows], diagonal + 1e-9 * float(np.median(diagonal)), ties.weights)
+    step, step_bound, _ = solve(-gradient, -gradient_bound, 0.0)
     change = ties.expand(step)
     products = np.correlate(change, 1 - point.h, "full") - np.correlate(point.h, change, "full")
-    step_slack = step_bound - (products * (2 / count))[ties.first :]
-    steps = _Multipliers(
-        (barrier - multipliers.overlap * step_slack) / slack - multipliers.overlap,
-        (barrier - multipliers.low * step) / free - multipliers.low,
-        (barrier + multipliers.high * step) / (1 - free) - multipliers.high,
-    )
-    return _Direction(step, step_bound, steps), float(gradient @ step) + gradient_bound * step_bound
+    room_steps = np.concatenate([step_bound - (products * (2 / ties.count))[ties.first :], step, -step])
+    changes = (barrier - multipliers * room_steps) / point.room - multipliers
+    return (step, step_bound), changes, float(gradient @ step) + gradient_bound * step_bound
 
 
-def _walk(ties: Mirrored, point: _Point, direction: _Direction, slope: float, barrier: float) -> tuple[_Point, bool]:
+def _walk(
+    ties: Mirrored, point: _Point, step: tuple[Heights, float], slope: float, barrier: float
+) -> tuple[_Point, bool]:
     """Return the point after a step that lowers the barrier function, and whether there is one."""
-    length = min(_longest(point.free, direction.free), _longest(1 - point.free, -direction.free))
-    before = _barrier_value(point, barrier)
+    length = min(limit_length(point.free, step[0]), limit_length(1 - point.free, -step[0]))
+    before = point.bound - barrier * float(np.log(point.room).sum())
     for _ in range(25):
-        after = _place(ties, point.free + length * direction.free, point.bound + length * direction.bound)
-        if after.slack.min() > 0 and _barrier_value(after, barrier) <= before + 1e-4 * length * slope + 1e-15:
-            return after, True
+        after = _place(ties, point.free + length * step[0], point.bound + length * step[1])
+        if after.room.min() > 0:
+            value = after.bound - barrier * float(np.log(after.room).sum())
+            if value <= before + 1e-4 * length * slope + 1e-15:
+                return after, True
         length /= 2
     return point, False
-
-
-def _update(multipliers: _Multipliers, direction: _Direction, point: _Point, barrier: float) -> _Multipliers:
-    """Return the multipliers after a step, within a range around their values on the central path."""
-    pairs = list(zip(multipliers, direction.multipliers, strict=True))
-    length = min(_longest(values, steps) for values, steps in pairs)
-    central = (barrier / point.slack, barrier / point.free, barrier / (1 - point.free))
-    return _Multipliers(
-        *(
-            np.clip(values + length * steps, middle / _DUAL_RANGE, middle * _DUAL_RANGE)
-            for (values, steps), middle in zip(pairs, central, strict=True)
-        )
-    )
-
-
-def _barrier_value(point: _Point, barrier: float) -> float:
-    logarithms = np.log(point.slack).sum() + np.log(point.free).sum() + np.log(1 - point.free).sum()
-    return point.bound - barrier * float(logarithms)
-
-
-def _longest(values: Heights, steps: Heights) -> float:
-    """Return the share of a step that keeps positive values positive, at most 1."""
-    return min(1.0, _FRACTION / max(float((-steps / values).max()), 1e-30))
 
 
 def compute_overlaps(h: Heights) -> Heights:

@@ -9,12 +9,14 @@ Invariant: a result is a valid construction that is at least as good as the init
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
 from rlkit.envs.discovery.problems.erdos_interior import (
+    Clock,
     Heights,
     Mirrored,
     compute_gradient,
@@ -22,6 +24,18 @@ from rlkit.envs.discovery.problems.erdos_interior import (
     compute_slopes,
     interior_point,
 )
+from rlkit.envs.discovery.problems.minimax import minimise_maximum
+
+type OnBest = Callable[[float, Heights], None]
+type Report = Callable[[Heights], None]
+type Seed = tuple[int, int]
+
+
+class Map(Protocol):
+    """Function such as `map`, that may call the other function in other processes."""
+
+    def __call__[Result](self, function: Callable[[Seed], Result], seeds: Sequence[Seed], /) -> Iterable[Result]: ...  # noqa: D102  as `map`
+
 
 _MIN_RADIUS = 1e-10
 _MIN_GAIN = 1e-13
@@ -97,40 +111,36 @@ def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05)
     return best
 
 
-def polish(construction: Heights, seconds: float) -> Heights:
+def polish(construction: Heights, seconds: float, *, clock: Clock = time.process_time) -> Heights:
     """Descend by interior points, then by linear programs, each with the overlaps to first order.
 
     Args:
         construction: [n] heights; they are rescaled to the sum n/2 if all then lie in [0, 1].
-        seconds: processor time after which no new step starts.
+        seconds: time by the clock after which no new step starts.
     """
-    end_s = time.process_time() + seconds
+    end_s = clock() + seconds
     h = np.asarray(construction, np.float64)
     rescaled = h * (len(h) / 2 / float(h.sum())) if h.sum() > 0 else h
     h = balance(rescaled if rescaled.min() >= 0 and rescaled.max() <= 1 else h)
     symmetric = bool(np.abs(h - h[::-1]).max() < 1e-9)
     for barrier in (1e-6, 1e-7, 1e-8):
-        candidate = balance(interior_point(h, centre=0 if symmetric else None, barrier=barrier, end_s=end_s))
+        centre = 0 if symmetric else None
+        candidate = balance(interior_point(h, centre=centre, barrier=barrier, end_s=end_s, clock=clock))
         h = min(h, candidate, key=c5)
-    return linear_programs(h, end_s=end_s, symmetric=symmetric, radius=_POLISH_RADIUS)
+    return linear_programs(h, end_s=end_s, symmetric=symmetric, radius=_POLISH_RADIUS, clock=clock)
 
 
 def linear_programs(
-    h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, max_programs: int = 10_000
+    h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, clock: Clock = time.process_time
 ) -> Heights:
-    """Solve linear programs until there is no gain, or the process reaches the processor time `end_s`."""
+    """Solve linear programs until there is no gain, or the clock reaches `end_s`."""
     h = balance(h)
     value = c5(h)
     stale = 0
-    for _ in range(max_programs):
-        if time.process_time() >= end_s or radius < _MIN_RADIUS or stale >= 3:
-            break
-        step = _solve_linear_program(h, value, radius, symmetric=symmetric)
-        if step is None:
-            radius /= 4
-            continue
-        candidate = balance(np.clip(h + step[0], 0, 1))
-        gain, expected_gain = value - c5(candidate), value - step[1]
+    while clock() < end_s and radius >= _MIN_RADIUS and stale < 3:
+        step, expected_value = _solve_linear_program(h, value, radius, symmetric=symmetric)
+        candidate = balance(np.clip(h + step, 0, 1))
+        gain, expected_gain = value - c5(candidate), value - expected_value
         if gain > 0:
             stale = stale + 1 if gain < _MIN_GAIN else 0
             h, value = candidate, value - gain
@@ -141,123 +151,156 @@ def linear_programs(
 
 
 class _Pool:
-    """Best distinct constructions of a search, best first.
+    """Best constructions of a search, best first; of two with a smaller mean difference, only the better is kept."""
 
-    Args:
-        min_distance: smallest mean difference of two members; of closer ones only the better is kept.
-    """
-
-    def __init__(self, rng: np.random.Generator, min_distance: float, on_best: Callable[[Heights], None]) -> None:
-        self.members = list[tuple[float, Heights]]()
-        self._rng, self._min_distance, self._on_best = rng, min_distance, on_best
+    def __init__(
+        self, rng: np.random.Generator, report: Report, clock: Clock, *, min_distance: float = _MIN_DISTANCE
+    ) -> None:
+        self.members = list[Heights]()
+        self._rng, self._report, self._clock, self._min_distance = rng, report, clock, min_distance
 
     def add(self, h: Heights) -> None:
-        """Add a construction if it is good enough."""
+        """Report a construction, and keep it if it is good enough."""
         h = balance(h)
-        value = c5(h)
-        if not self.members or value < self.members[0][0]:
-            self._on_best(h)
-        distinct = list[tuple[float, Heights]]()
-        for member in sorted([*self.members, (value, h)], key=lambda item: item[0]):
-            if all(_compare(member[1], other) > self._min_distance for _, other in distinct):
+        self._report(h)
+        distinct = list[Heights]()
+        for member in sorted([*self.members, h], key=c5):
+            if all(_compare(member, other) > self._min_distance for other in distinct):
                 distinct.append(member)
         self.members = distinct[:_POOL_SIZE]
 
     def hop(self, *, centre: int, end_s: float) -> None:
-        """Change members and descend, until the process reaches the processor time `end_s`."""
-        while time.process_time() < end_s:
+        """Change members and descend, until the clock reaches `end_s`."""
+        while self._clock() < end_s:
             barrier = 10 ** self._rng.uniform(-7.5, -5.5)
             changed = _move(self.members, self._rng, centre)
-            self.add(interior_point(changed, centre=centre, barrier=barrier, steps=_HOP_STEPS, end_s=end_s))
+            self.add(interior_point(changed, centre=centre, barrier=barrier, steps=_HOP_STEPS))
+
+    def halve(self, end_s: float) -> _Pool:
+        """Search from the members, with two pieces for each of theirs."""
+        finer = _Pool(self._rng, self._report, self._clock)
+        for h in self.members:
+            if not finer.members or self._clock() < end_s:
+                finer.add(interior_point(h.repeat(2), steps=_HOP_STEPS))
+        finer.hop(centre=len(finer.members[0]), end_s=end_s)
+        return finer
 
 
 def search(
     seed: int,
     seconds: float,
     *,
-    pieces: int = _PIECES,
+    pieces: int | None = None,
     starts: Sequence[Heights] = (),
-    on_best: Callable[[float, Heights], None] = lambda seconds, h: None,
+    on_best: OnBest | None = None,
+    clock: Clock = time.process_time,
+    processes: int = 1,
+    run: Map = map,
 ) -> Heights:
     """Search by basin hopping, from coarse step functions to fine ones: each level halves the pieces of its best.
 
     Descents on few pieces are fast, and good coarse functions lead to good fine ones. The first two levels are repeated
-    in islands that start at random.
+    in islands that start at random. All processes continue from the best of all islands.
 
     Args:
-        seconds: processor time.
-        pieces: number of pieces of the last level, without `starts`; each level before has half as many, rounded down.
-        starts: constructions with equal numbers of pieces to start from, as the only level.
-        on_best: called with the elapsed seconds and each new best function.
+        seconds: time of each process by the clock.
+        pieces: number of pieces of the last level, by default 512 or that of the starts; each level before has half as
+            many, rounded down.
+        starts: constructions with equal numbers of pieces to start from, instead of islands.
+        on_best: called in a process with the elapsed seconds and each function that is better than its earlier ones.
+        clock: returns the processor seconds of its process; one that counts its calls makes a search repeatable.
+        run: calls a function for each process, such as `map` of a `ProcessPoolExecutor` or of Ray's `Pool`.
     """
-    rng = np.random.default_rng(seed)
-    began_s = time.process_time()
-    best = np.inf
+    count = pieces or (len(starts[0]) if starts else _PIECES)
+    seeds, islands_s, min_distance = [(seed, number) for number in range(processes)], 0.0, _MIN_NEW_DISTANCE
+    if not starts:
+        islands_s = seconds * _HOP_SHARE * (_ISLANDS_SHARE if count >= 4 * _COARSE_PIECES else 1)
+        search_islands = partial(_search_islands, seconds=islands_s, pieces=count, on_best=on_best, clock=clock)
+        starts = sorted((h for members in run(search_islands, seeds) for h in members), key=c5)[:_POOL_SIZE]
+        min_distance = _MIN_DISTANCE
+    refine = partial(
+        _refine,
+        seconds=(islands_s, seconds),
+        pieces=count,
+        starts=starts,
+        on_best=on_best,
+        clock=clock,
+        min_distance=min_distance,
+    )
+    return min(run(refine, seeds), key=c5)
+
+
+def _search_islands(
+    seed: Seed, *, seconds: float, pieces: int, on_best: OnBest | None, clock: Clock
+) -> Sequence[Heights]:
+    """Return the best functions of islands that start at random, with the pieces of the second level."""
+    rng, report, began_s = np.random.default_rng(seed), _report_best(on_best, clock, 0.0, np.inf), clock()
+    halvings = max(0, int(np.log2(pieces / _COARSE_PIECES)))
+    coarse, islands = pieces >> halvings, max(1, round(seconds / _ISLAND_S))
+    best = _Pool(rng, report, clock)
+    for number in range(islands):
+        island = _Pool(rng, report, clock)
+        starts_s, coarse_s, last_s = (began_s + seconds / islands * (number + share) for share in _ISLAND_ENDS)
+        while not island.members or clock() < starts_s:
+            h = descend(rng.uniform(0.02, 0.98, coarse), iterations=1000, symmetric=False)
+            island.add(interior_point(h, steps=_HOP_STEPS))
+        island.hop(centre=coarse, end_s=coarse_s if halvings else last_s)
+        for h in (island.halve(last_s) if halvings else island).members[:2]:
+            best.add(h)
+    return best.members
+
+
+def _refine(
+    seed: Seed,
+    *,
+    seconds: tuple[float, float],
+    pieces: int,
+    starts: Sequence[Heights],
+    on_best: OnBest | None,
+    clock: Clock,
+    min_distance: float,
+) -> Heights:
+    """Search from functions, between two times of a search, on increasingly fine levels."""
+    report = _report_best(on_best, clock, seconds[0], c5(balance(starts[0])))
+    end_s = clock() + seconds[1] - seconds[0]
+    hops_end_s = end_s - (1 - _HOP_SHARE) * seconds[1]
+    pool = _Pool(np.random.default_rng((*seed, 1)), report, clock, min_distance=min_distance)
+    for start in starts:
+        pool.add(start)
+    halvings = max(0, int(np.log2(pieces / len(starts[0]))))
+    if not halvings:
+        pool.hop(centre=len(starts[0]) // 4, end_s=hops_end_s)
+    for level_end_s in np.linspace(clock(), hops_end_s, halvings + 1)[1:]:
+        pool = pool.halve(level_end_s)
+    final = polish(pool.members[0], end_s - clock(), clock=clock)
+    report(final)
+    return final
+
+
+def _report_best(on_best: OnBest | None, clock: Clock, elapsed_s: float, best: float) -> Report:
+    """Return a function that calls `on_best` with a construction if its value is the best."""
+    began_s = clock() - elapsed_s
 
     def report(h: Heights) -> None:
         nonlocal best
         if (value := c5(h)) < best:
             best = value
-            on_best(time.process_time() - began_s, h)
+            elapsed_s = clock() - began_s
+            if on_best is not None:
+                on_best(elapsed_s, h)
 
-    pool = _Pool(rng, _MIN_NEW_DISTANCE if starts else _MIN_DISTANCE, report)
-    for start in starts:
-        pool.add(start)
-    end_s = began_s + seconds * _HOP_SHARE
-    if starts:
-        pool.hop(centre=len(starts[0]) // 4, end_s=end_s)
-    else:
-        halvings = max(0, int(np.log2(pieces / _COARSE_PIECES)))
-        ends_s = began_s + (end_s - began_s) * np.linspace(_ISLANDS_SHARE if halvings > 1 else 1, 1, max(halvings, 1))
-        pool = _search_islands(rng, pieces >> halvings, ends_s[0], report, is_halved=halvings > 0)
-        for level_end_s in ends_s[1:]:
-            pool = _halve(pool, rng, level_end_s, report)
-    final = polish(pool.members[0][1], began_s + seconds - time.process_time())
-    report(final)
-    return final
-
-
-def _search_islands(
-    rng: np.random.Generator, pieces: int, end_s: float, report: Callable[[Heights], None], *, is_halved: bool
-) -> _Pool:
-    """Search from random starts, in islands of their own, and return a pool with the best two of each.
-
-    Args:
-        is_halved: whether an island ends with functions of twice as many pieces.
-    """
-    pool, began_s = _Pool(rng, _MIN_DISTANCE, report), time.process_time()
-    islands = max(1, round((end_s - began_s) / _ISLAND_S))
-    for number in range(islands):
-        island, island_s = _Pool(rng, _MIN_DISTANCE, report), (end_s - began_s) / islands
-        starts_s, coarse_s, last_s = (began_s + island_s * (number + share) for share in _ISLAND_ENDS)
-        while not island.members or time.process_time() < starts_s:
-            h = descend(rng.uniform(0.02, 0.98, pieces), iterations=1000, symmetric=False)
-            island.add(interior_point(h, steps=_HOP_STEPS, end_s=end_s))
-        island.hop(centre=pieces, end_s=coarse_s if is_halved else last_s)
-        for _, h in (_halve(island, rng, last_s, report) if is_halved else island).members[:2]:
-            pool.add(h)
-    return pool
-
-
-def _halve(coarse: _Pool, rng: np.random.Generator, end_s: float, report: Callable[[Heights], None]) -> _Pool:
-    """Search from the members of a pool, with two pieces for each of theirs."""
-    pool = _Pool(rng, _MIN_DISTANCE, report)
-    for _, h in coarse.members:
-        pool.add(interior_point(h.repeat(2), steps=_HOP_STEPS, end_s=end_s))
-    pool.hop(centre=len(pool.members[0][1]), end_s=end_s)
-    return pool
+    return report
 
 
 def _compare(h: Heights, other: Heights) -> float:
     """Return the smallest mean difference of functions, over images of one with the same overlaps."""
-    images = (other, other[::-1], 1 - other, 1 - other[::-1])
-    return min(float(np.abs(h - image).mean()) for image in images)
+    return min(float(np.abs(h - image).mean()) for image in (other, other[::-1], 1 - other, 1 - other[::-1]))
 
 
-def _move(pool: Sequence[tuple[float, Heights]], rng: np.random.Generator, centre: int) -> Heights:
+def _move(pool: Sequence[Heights], rng: np.random.Generator, centre: int) -> Heights:
     """Return a member of the pool with a changed segment; pieces outside of the centre keep their mirror images."""
-    h = pool[int(len(pool) * rng.random() ** 2)][1]
-    other = pool[int(rng.integers(len(pool)))][1]
+    h = pool[int(len(pool) * rng.random() ** 2)]
+    other = pool[int(rng.integers(len(pool)))]
     end = (len(h) + centre + 1) // 2
     width = min(2 + int(end * 10 ** rng.uniform(-1.7, -0.2)), end)
     first = int(rng.integers(end - width + 1))
@@ -296,32 +339,21 @@ def _centre(theta: Heights) -> tuple[Heights, Heights]:
     return theta, h * (len(h) / 2 / float(h.sum()))
 
 
-def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
+def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float]:
     """Return the step within the radius with the smallest maximum overlap to first order, and that overlap."""
-    from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
-
     count = len(h)
     ties = Mirrored(count, 0 if symmetric else count)
     overlap = compute_overlaps(h)
     # A step changes an overlap by at most 2 · radius · 2 (each height counts twice), and usually by much less.
-    near = overlap > value - min(8 * radius, 1.0)
-    if symmetric:
-        near[: count - 1] = False  # equal to those at the opposite shifts
-    rows = np.flatnonzero(near)
-    slopes = compute_slopes(ties, h, rows - ties.first)
+    rows = ties.first + np.flatnonzero(overlap[ties.first :] > value - min(8 * radius, 1.0))
     free = h[: len(ties.weights)]
-    low, high = np.maximum(-radius, -free), np.minimum(radius, 1 - free)
-    # Scaled by the radius; otherwise the solver's tolerances would be as large as the step.
-    solution = linprog(
-        np.append(np.zeros(len(free)), 1.0),
-        A_ub=np.column_stack([slopes, -np.ones(len(rows))]),
-        b_ub=(value - overlap[rows]) / radius,
-        A_eq=np.append(ties.weights, 0.0)[None],
-        b_eq=[(count / 2 - float(h.sum())) / radius],
-        bounds=np.column_stack([np.append(low / radius, -np.inf), np.append(high / radius, np.inf)]),
-        method="highs-ds" if len(free) < 150 else "highs-ipm",
+    # Scaled by the radius; otherwise the solver's tolerance would be as large as the step.
+    change, bound = minimise_maximum(
+        compute_slopes(ties, h, rows - ties.first),
+        (value - overlap[rows]) / radius,
+        np.maximum(-1, -free / radius),
+        np.minimum(1, (1 - free) / radius),
+        weights=ties.weights,
+        total=(count / 2 - float(h.sum())) / radius,
     )
-    if solution.status != 0:
-        return None
-    change = cast("Heights", solution.x) * radius
-    return ties.expand(change[:-1]), value + float(change[-1])
+    return ties.expand(change * radius), value + bound * radius

@@ -47,8 +47,8 @@ def _pack(values: Sequence[int], room: int) -> int:
 
 
 def format_decimals(value: Fraction, *, places: int, up: bool) -> str:
-    """Return a fraction ≥ 0 as a decimal number, rounded up or down."""
+    """Return a fraction as a decimal number, rounded up or down."""
     whole = value * 10**places
     rounded = math.ceil(whole) if up else math.floor(whole)
-    text = str(rounded).rjust(places + 1, "0")
-    return f"{text[:-places]}.{text[-places:]}"
+    text = str(abs(rounded)).rjust(places + 1, "0")
+    return f"{'-' * (rounded < 0)}{text[:-places]}.{text[-places:]}"

@@ -1,4 +1,4 @@
-"""Local search for packings of circles in a square or a rectangle, with NumPy and SciPy only.
+"""Local search for packings of circles in a square, a rectangle or a disc, with NumPy and SciPy only.
 
 It is a run's baseline, and a helper that programs can call. It does not import rlkit, so that programs can load it.
 
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 type Circles = NDArray[np.float64]
 """[n, 3] x, y and radius."""
-type Region = Literal["square", "rectangle"]
-"""The unit square, or a rectangle [0, w] × [0, 2 − w] of perimeter 4 with any w."""
+type Points = NDArray[np.float64]
+type Region = Literal["square", "rectangle", "circle"]
+"""The unit square; a rectangle [0, w] × [0, 2 − w] of perimeter 4 with any w; or the disc of radius 1 around 0."""
 
 _MIN_GAIN = 1e-12
 _MARGIN = 1e-15  # of radii, for rounding
@@ -29,30 +30,46 @@ _MAX_APPROACH = 3.0  # a step reduces the distance of two centres by at most 2�
 _COINCIDENT = 1e-12
 _TOLERANCE = 1e-10  # smallest value that HiGHS accepts
 _ROUGH_GAIN = 1e-6
-_PATIENCE = 6
-"""Failed attempts for each circle before a restart."""
+_PATIENCE = 6  # failed attempts for each circle before a restart
 
 
-def find_box(circles: Circles, region: Region) -> NDArray[np.float64]:
-    """Return [2] width and height of the region; a rectangle's leave equal room beside and above the circles."""
-    if region == "square":
-        return np.ones(2)
-    extent = (circles[:, :2] + circles[:, 2:]).max(axis=0)
-    width = np.clip(1 + (extent[0] - extent[1]) / 2, 0, 2)
-    return np.array([width, 2 - width])
+class Container:
+    """Region that circles must not leave; a rectangle leaves equal room beside and above them."""
+
+    def __init__(self, region: Region, circles: Circles) -> None:
+        self.is_disc, width = region == "circle", 1.0
+        if region == "rectangle":
+            extent = (circles[:, :2] + circles[:, 2:]).max(axis=0)
+            width = float(np.clip(1 + (extent[0] - extent[1]) / 2, 0, 2))
+        self.low, self.high = np.full(2, -1.0 if self.is_disc else 0.0), np.array([width, 2 - width])
+
+    def move_inside(self, centres: Points) -> Points:
+        """Return the nearest points in the container."""
+        if self.is_disc:
+            return centres / np.maximum(np.hypot(*centres.T) / (1 - _MARGIN), 1)[:, None]
+        return np.clip(centres, self.low, self.high)
+
+    def find_sides(self, centres: Points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the [4, n, 2] outward normals of four sides around [n, 2] centres, and the [4, n] room up to them.
+
+        The sides of a disc are tangents, one of them at the point that is nearest to the centre.
+        """
+        angles = np.arctan2(*centres.T[::-1]) if self.is_disc else np.zeros(len(centres))
+        ahead = np.column_stack([np.cos(angles), np.sin(angles)])
+        across = ahead[:, ::-1] * [-1, 1]
+        normals = np.array([-ahead, ahead, -across, across])
+        return normals, np.array([-self.low, self.high]).T.reshape(4, 1) - (normals * centres).sum(axis=2)
 
 
 def fit(circles: Circles, region: Region) -> Circles:
     """Return the centres, moved into the region, with radii as large as the earlier circles in the list allow."""
-    box = find_box(circles, region)
-    centres = np.clip(circles[:, :2], 0, box)
+    container = Container(region, circles)
+    centres = container.move_inside(circles[:, :2])
     radii = np.maximum(circles[:, 2], 0)
-    distances = _distances(centres)
-    np.fill_diagonal(distances, np.inf)
-    sides = np.minimum(centres, box - centres).min(axis=1)
+    distances, sides = compute_distances(centres), container.find_sides(centres)[1].min(axis=0)
     for _ in range(2):  # circles that shrank in the first round may leave room for others
         for place in range(len(radii)):
-            room = min(float(sides[place]), float((distances[place] - radii).min(initial=np.inf)))
+            room = min(float(sides[place]), float((distances[place] - radii).min()))
             radii[place] = max(room - _MARGIN, 0.0)
     return np.column_stack([centres, radii])
 
@@ -60,7 +77,8 @@ def fit(circles: Circles, region: Region) -> Circles:
 def _polish(construction: Circles, seconds: float, region: Region) -> Circles:
     """Solve a sequence of linear programs over centres and radii.
 
-    The distance of two centres is at least its first-order value, so each solution is a packing, and no worse.
+    The distance of two centres is at least its first-order value, so no circles of a solution overlap. Those that leave
+    a disc, whose tangents are outside of it, shrink.
 
     Args:
         seconds: processor time after which no new program starts.
@@ -72,6 +90,7 @@ def _polish(construction: Circles, seconds: float, region: Region) -> Circles:
 
 polish_square = partial(_polish, region="square")
 polish_rectangle = partial(_polish, region="rectangle")
+polish_circle = partial(_polish, region="circle")
 
 
 def linear_programs(circles: Circles, region: Region, *, end_s: float, min_gain: float = _MIN_GAIN) -> Circles:
@@ -106,11 +125,11 @@ def search(
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
     end_s = began_s + seconds
-    best = current = fit(_scatter(count, rng), region)
+    best = current = fit(_scatter(count, rng, region), region)
     stale = 0
     while time.process_time() < end_s:
         is_restart = stale > _PATIENCE * count
-        start = _scatter(count, rng) if is_restart else _perturb(current, rng, find_box(current, region))
+        start = _scatter(count, rng, region) if is_restart else _perturb(current, rng, region)
         candidate = linear_programs(start, region, end_s=end_s, min_gain=_ROUGH_GAIN)
         is_improved = candidate[:, 2].sum() > current[:, 2].sum() + _ROUGH_GAIN
         stale = 0 if is_improved or is_restart else stale + 1
@@ -122,29 +141,32 @@ def search(
     return best
 
 
-def _scatter(count: int, rng: np.random.Generator) -> Circles:
-    return np.column_stack([rng.uniform(0, 1, (count, 2)), np.zeros(count)])
+def _scatter(count: int, rng: np.random.Generator, region: Region) -> Circles:
+    container = Container(region, np.zeros((1, 3)))
+    centres = rng.uniform(container.low, container.high, (count, 2))
+    return np.column_stack([container.move_inside(centres), np.zeros(count)])
 
 
-def _perturb(circles: Circles, rng: np.random.Generator, box: NDArray[np.float64]) -> Circles:
+def _perturb(circles: Circles, rng: np.random.Generator, region: Region) -> Circles:
     """Move a few circles far, or all circles a little. All radii become 0, so that circles grow together."""
     count = len(circles)
-    centres = circles[:, :2].copy()
+    centres, container = circles[:, :2].copy(), Container(region, circles)
     if rng.random() < 0.7:
         few = rng.choice(count, size=min(count, int(rng.integers(1, 4))), replace=False)
-        centres[few] = rng.uniform(0, box, (len(few), 2))
+        centres[few] = rng.uniform(container.low, container.high, (len(few), 2))
     else:
         centres += rng.normal(0, 10 ** rng.uniform(-2.5, -1), (count, 2))
-    return np.column_stack([np.clip(centres, 0, box), np.zeros(count)])
+    return np.column_stack([container.move_inside(centres), np.zeros(count)])
 
 
-def _distances(centres: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.hypot(*(centres[:, None] - centres[None]).transpose(2, 0, 1))
+def compute_distances(centres: Points) -> NDArray[np.float64]:
+    """Return the [n, n] distances of [n, 2] centres from each other, infinite from themselves."""
+    distances = np.hypot(*(centres[:, None] - centres[None]).transpose(2, 0, 1))
+    np.fill_diagonal(distances, np.inf)
+    return distances
 
 
-def _directions(
-    differences: NDArray[np.float64], first: NDArray[np.int64], second: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _directions(differences: Points, first: NDArray[np.int64], second: NDArray[np.int64]) -> Points:
     """Return [p, 2] unit vectors from the second centre of each pair to the first.
 
     Coincident circles get directions as if they lay on a ring. Any consistent set of directions separates them.
@@ -159,10 +181,9 @@ def _fits(circles: Circles, region: Region) -> bool:
     centres, radii = circles[:, :2], circles[:, 2]
     if not np.isfinite(circles).all() or radii.min() < 0:
         return False
-    gaps = _distances(centres) - (radii[:, None] + radii)
-    np.fill_diagonal(gaps, 0)
-    sides = np.minimum(centres, find_box(circles, region) - centres).min(axis=1)
-    return bool(gaps.min() >= 0 and (sides >= radii).all())
+    gaps = compute_distances(centres) - (radii[:, None] + radii)
+    _, room = Container(region, circles).find_sides(centres)
+    return bool(gaps.min() >= 0 and (room >= radii).all())
 
 
 def _solve_linear_program(circles: Circles, radius: float, region: Region) -> Circles | None:
@@ -172,38 +193,28 @@ def _solve_linear_program(circles: Circles, radius: float, region: Region) -> Ci
 
     count = len(circles)
     centres = circles[:, :2]
-    distances = _distances(centres)
+    distances = compute_distances(centres)
     max_radii = np.minimum(1, circles[:, 2] + _GROWTH * radius)
     first, second = np.nonzero(np.triu(distances < max_radii[:, None] + max_radii + _MAX_APPROACH * radius, 1))
     differences = centres[first] - centres[second]
     directions = _directions(differences, first, second)
-    # In the variables dx, dy, r and the change dw of a rectangle's width w: r_i + r_j ≤ u·(c_i + dc_i − c_j − dc_j),
-    # and r ≤ c + dc, and r ≤ w + dw − x − dx, and r ≤ h − dw − y − dy.
-    pair, circle, ones = np.arange(len(first)), np.arange(count), np.ones(count)
-    entries = [
-        (pair, 2 * count + first, np.ones(len(pair))),
-        (pair, 2 * count + second, np.ones(len(pair))),
-    ]
-    for axis in (0, 1):
-        entries += [
-            (pair, axis * count + first, -directions[:, axis]),
-            (pair, axis * count + second, directions[:, axis]),
-        ]
-        for side, sign in ((2 * axis, -ones), (2 * axis + 1, ones)):
-            row = len(pair) + side * count + circle
-            entries += [(row, 2 * count + circle, ones), (row, axis * count + circle, sign)]
-        entries.append((row, np.full(count, 3 * count), ones if axis else -ones))
-    rows, columns, values = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-    table = coo_array((values, (rows, columns)), shape=(len(pair) + 4 * count, 3 * count + 1))
-    x, y = centres.T
-    width, height = find_box(circles, region)
-    widening = 0.0 if region == "square" else radius
+    side_normals, room = Container(region, circles).find_sides(centres)
+    # In the variables dx, dy, r and the change dw of a rectangle's width: r_i + r_j ≤ u·(c_i + dc_i − c_j − dc_j) of
+    # pairs, and r + normal·dc ≤ room of sides, and this room changes by dw on the right and by −dw above.
+    pair_rows, side_rows = np.arange(len(first)), len(first) + np.arange(4 * count)
+    rows = np.concatenate([pair_rows, pair_rows, side_rows])
+    places = np.concatenate([first, second, np.tile(np.arange(count), 4)])
+    normals = np.concatenate([-directions, directions, side_normals.reshape(-1, 2)])
+    values = np.concatenate([*normals.T, np.ones(len(rows)), np.repeat([0.0, -1.0, 0.0, 1.0], count)])
+    columns = np.concatenate([places, count + places, 2 * count + places, np.full(len(side_rows), 3 * count)])
+    table = coo_array((values, (np.concatenate([rows, rows, rows, side_rows]), columns)))
+    widening = radius if region == "rectangle" else 0.0
     low = np.concatenate([np.full(2 * count, -radius), np.zeros(count), [-widening]])
     high = np.concatenate([np.full(2 * count, radius), max_radii, [widening]])
     solution = linprog(
         np.concatenate([np.zeros(2 * count), -np.ones(count), [0.0]]),
         A_ub=table.tocsr(),
-        b_ub=np.concatenate([(directions * differences).sum(axis=1), x, width - x, y, height - y]),
+        b_ub=np.append((directions * differences).sum(axis=1), room),
         bounds=np.column_stack([low, high]),
         method="highs",
         options={"primal_feasibility_tolerance": _TOLERANCE, "dual_feasibility_tolerance": _TOLERANCE},

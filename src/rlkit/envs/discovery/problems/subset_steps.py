@@ -21,8 +21,7 @@ type CountConflicts = Callable[[int, NDArray[np.int64]], NDArray[np.int64]]
 type Report = Callable[[float, Points], None]
 
 _ignore: Report = lambda seconds, points: None  # noqa: E731  a default of one type
-_PATIENCE = 2000
-"""Steps without a larger subset before a restart from a random part of the largest."""
+_PATIENCE = 2000  # steps without a larger subset before a restart from a random part of the largest
 _MAX_TENURE = 10
 
 
@@ -83,14 +82,12 @@ def search_subset(
 
 def search_isosceles(seed: int, seconds: float, *, size: int, on_best: Report = _ignore) -> Points:
     """Search for the most cells of a grid of which no three form an isosceles triangle."""
-    grid = _list_grid(size)
-    return search_subset(grid, _count_isosceles(grid), seconds, seed=seed, on_best=on_best)
+    return search_subset(*_make_grid(size), seconds, seed=seed, on_best=on_best)
 
 
 def polish_isosceles(construction: Points, seconds: float) -> Points:
     """Search from a construction, in the grid that ends at its largest coordinate."""
-    grid = _list_grid(int(construction.max()) + 1)
-    return search_subset(grid, _count_isosceles(grid), seconds, start=construction)
+    return search_subset(*_make_grid(int(construction.max()) + 1), seconds, start=construction)
 
 
 def search_kissing(seed: int, seconds: float, *, dimension: int, on_best: Report = _ignore) -> Points:
@@ -140,13 +137,9 @@ def _count_near(vectors: Points) -> CountConflicts:
     return count
 
 
-def _list_grid(size: int) -> Points:
-    return np.indices((size, size)).reshape(2, -1).T.astype(np.float64)
-
-
-def _count_isosceles(grid: Points) -> CountConflicts:
-    """Return the count of isosceles triangles, flat ones included."""
-    x, y = grid.astype(np.int16).T
+def _make_grid(size: int) -> tuple[Points, CountConflicts]:
+    """Return the cells of a grid, and the count of isosceles triangles, flat ones included."""
+    x, y = np.indices((size, size), np.int16).reshape(2, -1)
     distances = (x[:, None] - x) ** 2 + (y[:, None] - y) ** 2
     length = int(distances.max()) + 1
 
@@ -159,4 +152,4 @@ def _count_isosceles(grid: Points) -> CountConflicts:
         counts[new] = 0
         return counts
 
-    return count
+    return np.column_stack([x, y]).astype(np.float64), count

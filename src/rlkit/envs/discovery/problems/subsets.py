@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import batched
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAX_MEMBERS = 2000
-_BITS = 53
-"""Coordinates are rounded to multiples of 2^-53 of the power of two above the largest, which keeps integers to 2^53."""
-_CLOSE = 1e-9
-"""Relative difference of squared distances above which they need no exact arithmetic."""
+_BITS = 53  # coordinates become multiples of 2^-53 of the power of two above the largest: integers up to 2^53
+_CLOSE = 1e-9  # relative difference of squared distances above which they need no exact arithmetic
 
 
 class _LargestSubset(Problem):
@@ -95,13 +94,22 @@ class Kissing(_LargestSubset):
 
     def check_exact(self, construction: Construction, exact: Sequence[Fraction]) -> None:  # noqa: D102  inherited
         numbers, _ = to_integers(exact)
-        width = construction.shape[1]
-        self._check_vectors([numbers[place : place + width] for place in range(0, len(numbers), width)])
+        self._check_vectors(list(batched(numbers, construction.shape[1])))
 
     def _check_vectors(self, rows: Sequence[Sequence[int]]) -> None:
         if len(rows[0]) > self.dimension and any(map(sum, rows)):
             raise InvalidConstruction(f"vectors of {len(rows[0])} coordinates must each add up to 0")
-        _check_distances(rows)
+        squares = [sum(number * number for number in row) for row in rows]
+        if min(squares) == 0:
+            raise InvalidConstruction("a vector is 0, or too short beside the largest coordinate")
+        largest = max(abs(number) for row in rows for number in row)
+        vectors = np.array([[number / largest for number in row] for row in rows])
+        norms = (vectors**2).sum(axis=1)
+        relative = (norms[:, None] + norms - 2 * vectors @ vectors.T) / norms.max()
+        for i, j in np.argwhere(np.triu(relative < 1 + _CLOSE, 1)).tolist():
+            if sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True)) < max(squares):
+                share = max(float(relative[i, j]), 0) ** 0.5
+                raise InvalidConstruction(f"two vectors are {share:.9g} times the longest length apart, and must be 1")
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Return vectors of equal length in a random order, each of which fits the earlier ones."""
@@ -174,17 +182,3 @@ class NoIsosceles(_LargestSubset):
         grid = np.zeros((self.size, self.size))
         grid[tuple(construction.astype(np.int64).T)] = 1
         figure.add_subplot(xlabel="column", ylabel="row").imshow(grid, cmap="Greys")
-
-
-def _check_distances(rows: Sequence[Sequence[int]]) -> None:
-    squares = [sum(number * number for number in row) for row in rows]
-    if min(squares) == 0:
-        raise InvalidConstruction("a vector is 0, or too short beside the largest coordinate")
-    largest = max(abs(number) for row in rows for number in row)
-    vectors = np.array([[number / largest for number in row] for row in rows])
-    norms = (vectors**2).sum(axis=1)
-    relative = (norms[:, None] + norms - 2 * vectors @ vectors.T) / norms.max()
-    for i, j in np.argwhere(np.triu(relative < 1 + _CLOSE, 1)).tolist():
-        if sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True)) < max(squares):
-            share = max(float(relative[i, j]), 0) ** 0.5
-            raise InvalidConstruction(f"two vectors are {share:.9g} times the longest length apart, and must be 1")

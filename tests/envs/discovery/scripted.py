@@ -61,3 +61,13 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
 def make_reply(name: str, problem: str = "erdos") -> str:
     """Return the reply of a policy that proposes one of the programs."""
     return f"```python\n{PROGRAMS[problem][name]}```"
+
+
+class CallCounter:
+    """Clock that counts its calls."""
+
+    calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return self.calls
