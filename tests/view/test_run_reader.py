@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import re
 import shutil
 from contextlib import suppress
@@ -112,9 +114,11 @@ def test_each_token_has_its_numbers_at_its_place(folder: Path) -> None:
                 for index in path:
                     tokens += [(-1, -1)] * len(played.turns[index].prompt)
                     tokens += [(index, place) for place in range(len(played.turns[index].completion))]
-                targets = np.flatnonzero(sequence.mask)
-                for target, advantage, logprob in zip(targets, sequence.advantages, sequence.logprobs, strict=True):
-                    expected[tokens[target + 1]] = (sequence.position, float(advantage), float(logprob))
+                places = [tokens[target + 1] for target in np.flatnonzero(sequence.mask)]
+                sampled = [played.turns[index].logprobs[place] for index, place in places]
+                logprobs = sequence.find_logprobs(np.array(sampled, np.float32))
+                for place, advantage, logprob in zip(places, sequence.advantages, logprobs, strict=True):
+                    expected[place] = (sequence.position, float(advantage), float(logprob))
             for index, (each, recorded) in enumerate(zip(shown["turns"], played.turns, strict=True)):
                 assert each["completion"] == recorded.completion.tolist()
                 assert each["prompt"] == recorded.prompt.tokens.tolist()
@@ -398,6 +402,30 @@ def test_an_unreadable_run_is_listed_with_its_reason(folder: Path, tmp_path: Pat
     assert rows["mixed"]["status"] == "completed"
 
 
+def test_a_folder_of_another_user_does_not_hide_the_runs_beside_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "mixed", tmp_path / "mixed")
+    shutil.copytree(folder / "mixed", tmp_path / "private")
+    stat, is_open = Path.stat, os.access
+
+    def deny(path: Path, **options: bool) -> os.stat_result:  # the tests may run as root, who may read all
+        if path.parent.name == "private":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", deny)
+        patched.setattr(os, "access", lambda path, mode: path.name != "private" and is_open(path, mode))
+        library = Library([tmp_path])
+        rows = {row["id"]: row for row in json.loads(library.respond("runs"))["runs"]}
+        assert rows["private"]["status"] == "unreadable"
+        assert "Permission denied" in rows["private"]["reason"]
+        assert rows["mixed"]["status"] == "completed"
+    rows = {row["id"]: row for row in json.loads(library.respond("runs"))["runs"]}
+    assert rows["private"]["status"] == "completed"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -450,12 +478,16 @@ def _continue_first_turn(played: Episode) -> Episode:
 
 def test_a_search_shows_published_results_beside_its_records(tmp_path: Path) -> None:
     run = write_run(tmp_path / "search", steps=1)
-    options = {"n_points": None, "max_points": 1000, "exact_n": False}  # as the environment records its defaults
-    record = {"problem": "erdos", "options": options, "symbol": "C5", "value": 0.4, "values": [0.5]}
-    (run / "artefacts" / "erdos").mkdir(parents=True)
-    (run / "artefacts" / "erdos" / "1.record.json").write_text(json.dumps(record))
-    (search,) = get(tmp_path, "run/search/discovery")["searches"]
-    assert "the best published" in search["known"]
+    options = {  # as the environments record their defaults
+        "erdos": {"n_points": None, "max_points": 1000, "exact_n": False},
+        "circle_packing": {"circles": 26, "region": "square"},
+    }
+    for problem, values in options.items():
+        record = {"problem": problem, "options": values, "symbol": "C5", "value": 0.4, "values": [0.5]}
+        (run / "artefacts" / problem).mkdir(parents=True)
+        (run / "artefacts" / problem / "1.record.json").write_text(json.dumps(record))
+    searches = get(tmp_path, "run/search/discovery")["searches"]
+    assert ["the best published" in search["known"] for search in searches] == [True, True]
 
 
 def test_a_search_of_an_old_run_that_goes_on_finds_its_texts(tmp_path: Path) -> None:

@@ -123,8 +123,9 @@ def test_a_folder_of_other_files_and_a_missing_run_are_errors(tmp_path: Path) ->
     (tmp_path / "notes.txt").write_text("no run")
     with pytest.raises(UsageError, match="holds no run of rlkit"):
         Library.find([str(tmp_path)])
-    with pytest.raises(UsageError, match="there is no run"):
-        Library.find([str(tmp_path / "none")])
+    for name in (str(tmp_path / "none"), "~no-such-user/run"):
+        with pytest.raises(UsageError, match="there is no run"):
+            Library.find([name])
 
 
 @pytest.mark.parametrize("name", ["all.html", "all"])

@@ -4,8 +4,8 @@
 
     duckdb.sql("select step, env, task, estimator, baseline from 'RUN/updates/*.parquet'")
 
-Invariant: a file holds the advantage and the trainer's log-probability of each token that the step trained on, as they
-were sent and received. Its rows have the order of the groups in the step's table.
+Invariant: a file holds the advantage of each token that the step trained on, as it was sent, and together with the
+step's table of episodes the trainer's log-probability, as it was received. Its rows have the order of the groups there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlkit._util import files
-from rlkit._util.threads import in_thread
+from rlkit._util.threads import in_thread, start_task
 from rlkit.algorithms.datums import PreparedGroup, UpdateResult
 from rlkit.algorithms.estimator import Estimator
 from rlkit.errors import UsageError
 from rlkit.token_records.list_columns import make_lists, row_ends, split_lists
 from rlkit.types import Bools, Floats
 
-_NUMBERS = [f"sequences.list.element.{name}.list.element" for name in ("advantages", "logprobs")]
+_NUMBERS = [f"sequences.list.element.{name}.list.element" for name in ("advantages", "logprob_bits")]
 """Columns with a number for each token: compressed by bytes, because a dictionary doubles numbers that all differ."""
 
 
@@ -44,7 +44,19 @@ class RecordedSequence:
     turn: int  # index of its last turn in the episode; it holds this turn and all turns before it in its segment
     mask: Bools  # [N] bool, True for targets that were trained
     advantages: Floats  # [M] float32 for the M trained targets, after shaping, penalties and normalisation
-    logprobs: Floats  # [M] float32, the trainer's log-probabilities before the optimiser step
+    # [M] int32, the bits in which the trainer's log-probabilities differ from the sampler's: they are few and compress
+    # well. Tables of earlier releases have the trainer's log-probabilities themselves, as float32.
+    logprob_bits: NDArray[np.int32] | Floats
+
+    def find_logprobs(self, sampler_logprobs: Floats) -> Floats:
+        """Return the trainer's log-probabilities before the optimiser step, [M] float32.
+
+        Args:
+            sampler_logprobs: the sampler's log-probabilities of the trained targets, [M] float32.
+        """
+        if self.logprob_bits.dtype == np.float32:
+            return cast("Floats", self.logprob_bits)
+        return (sampler_logprobs.view(np.int32) ^ cast("NDArray[np.int32]", self.logprob_bits)).view(np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +90,7 @@ def record_update(
         with files.report_write_errors(directory):
             await in_thread(lambda: write_update(path, step, groups, result, estimators=titles))
 
-    task = asyncio.create_task(write())
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # raised where it is awaited, if it is
-    return task
+    return start_task(write())
 
 
 def write_update(
@@ -119,10 +129,12 @@ def write_update(
         pa.table(columns),
         buffer,
         compression="zstd",
-        use_dictionary=["env", "task", "estimator"],  # pyright: ignore[reportArgumentType]  accepts column names, too
+        use_dictionary=False,
         write_statistics=["step", "draw"],  # pyright: ignore[reportArgumentType]  accepts column names, too
         column_encoding=dict.fromkeys(_NUMBERS, "BYTE_STREAM_SPLIT"),
         write_batch_size=2**16,  # values; the default of 1,024 makes a hundred calls for a column of tokens
+        write_page_checksum=True,
+        store_schema=False,  # it repeats the types of the columns
     )
     files.write_bytes(path, buffer.getvalue())
 
@@ -132,19 +144,18 @@ def read_update(path: Path) -> dict[int, RecordedUpdate]:
     if not path.exists():
         return {}
     try:
-        table = pq.ParquetFile(path).read()
+        table = pq.ParquetFile(path, page_checksum_verification=True).read()
         rows = cast("list[dict[str, Any]]", table.drop_columns("sequences").to_pylist())
         lists = table.column("sequences").combine_chunks()
-        ends = row_ends(lists)
         sequences = _decode_sequences(lists.flatten())
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        return {
+            row["draw"]: RecordedUpdate(
+                row["draw"], row["env"], row["estimator"] or "", row["baseline"], sequences[start:end]
+            )
+            for row, (start, end) in zip(rows, pairwise(row_ends(lists)), strict=True)
+        }
+    except (OSError, AttributeError, LookupError, TypeError, ValueError, pa.ArrowException) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
-    return {
-        row["draw"]: RecordedUpdate(
-            row["draw"], row["env"], row["estimator"] or "", row["baseline"], sequences[start:end]
-        )
-        for row, (start, end) in zip(rows, pairwise(ends), strict=True)
-    }
 
 
 def place_numbers(
@@ -164,10 +175,14 @@ def place_numbers(
     """
     trained = dict[int, tuple[int, NDArray[np.float64]]]()
     for sequence in sequences:
+        path = _list_path(turns, sequence.turn)
+        rows = [np.append(np.zeros(len(turns[index]["prompt"])), turns[index]["logprobs"]) for index in path]
+        # position t of the targets is token t + 1
+        sampler_logprobs = np.concatenate(rows, dtype=np.float32)[1 : len(sequence.mask) + 1]
         targets = np.full((2, len(sequence.mask)), np.nan)
-        targets[:, sequence.mask] = sequence.advantages, sequence.logprobs
-        start = -1  # position t of the targets is token t + 1
-        for index in _list_path(turns, sequence.turn):
+        targets[:, sequence.mask] = sequence.advantages, sequence.find_logprobs(sampler_logprobs[sequence.mask])
+        start = -1
+        for index in path:
             start += len(turns[index]["prompt"])
             numbers = np.full((2, len(turns[index]["completion"])), np.nan)
             part = targets[:, start : start + numbers.shape[1]]  # may be cut
@@ -193,19 +208,24 @@ def _encode_sequences(rows: Sequence[tuple[PreparedGroup, range]], result: Updat
     data = [datum for group, places in rows if places for datum in group.data]
     paths = [path for group, places in rows if places for path in group.paths]
     logprobs = [] if result is None else [result.logprobs[position] for position in positions]
-    masks, no_floats = [datum.mask for datum in data], np.empty(0, np.float32)
+    masks = [datum.mask for datum in data]
     counts = [int(np.count_nonzero(mask)) for mask in masks]
     mask = np.concatenate([np.empty(0, np.bool_), *masks])
+
+    def join(rows: Sequence[Floats]) -> Floats:
+        return np.concatenate([np.empty(0, np.float32), *rows], dtype=np.float32)[mask]
+
+    bits = join(logprobs).view(np.int32) ^ join([datum.logprobs for datum in data]).view(np.int32)
     return pa.StructArray.from_arrays(
         [
             pa.array(positions, pa.int32()),
             pa.array([member for member, _ in paths], pa.int32()),
             pa.array([turn for _, turn in paths], pa.int32()),
             make_lists(pa.array(mask), [len(mask) for mask in masks]),
-            make_lists(pa.array(np.concatenate([no_floats, *[datum.advantages for datum in data]])[mask]), counts),
-            make_lists(pa.array(np.concatenate([no_floats, *logprobs], dtype=np.float32)[mask]), counts),
+            make_lists(pa.array(join([datum.advantages for datum in data])), counts),
+            make_lists(pa.array(bits), counts),
         ],
-        names=["position", "member", "turn", "mask", "advantages", "logprobs"],
+        names=["position", "member", "turn", "mask", "advantages", "logprob_bits"],
     )
 
 
@@ -234,5 +254,6 @@ def _find_baseline(group: PreparedGroup) -> float | None:
 def _decode_sequences(sequences: pa.StructArray) -> list[RecordedSequence]:
     fields = dict(zip((field.name for field in sequences.type), sequences.flatten(), strict=True))
     numbers = [fields[name].to_pylist() for name in ("position", "member", "turn")]
-    arrays = [split_lists(fields[name]) for name in ("mask", "advantages", "logprobs")]
+    logprobs = "logprobs" if "logprobs" in fields else "logprob_bits"
+    arrays = [split_lists(fields[name]) for name in ("mask", "advantages", logprobs)]
     return [RecordedSequence(*values) for values in zip(*numbers, *arrays, strict=True)]

@@ -18,9 +18,9 @@ from rlkit._util.paths import ARTEFACTS
 from rlkit.envs.discovery import PROBLEMS, make_problem
 from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
 from rlkit.errors import RlkitError
-from rlkit.store.history import list_state_steps, state_path
+from rlkit.store.history import list_state_steps, list_table_steps, state_path
 from rlkit.view.records.reader import Row, make_data_uri
-from rlkit.view.tables import cache_file, find_table, list_tables, read_scores
+from rlkit.view.tables import cache_file, find_table, read_scores
 
 _SUFFIX = ".record.json"
 _VALUES_MAX = 4096
@@ -68,7 +68,7 @@ def _list_lineage(record: Row) -> list[Row]:
 
 def _find_steps(directory: Path) -> Mapping[tuple[str, str], int]:
     """Return the step of each environment and task: the one that has its group, since a search never repeats a task."""
-    tables = {number: find_table(directory, ("step", number)) for number in list_tables(directory, "step")}
+    tables = {number: find_table(directory, ("step", number)) for number in list_table_steps(directory)}
     return {key: step for step, path in tables.items() for key in _list_tasks(path)}
 
 
@@ -78,8 +78,8 @@ def _describe_known(record: Row) -> str:
     Code is loaded for no name but those of built-in problems, because the record may come from somebody else.
     """
     options: Mapping[str, Any] = record["options"] or {}
-    has_numbers_only = all(isinstance(value, int | float | None) for value in options.values())
-    if record["problem"] not in PROBLEMS or not has_numbers_only:
+    is_plain = all(isinstance(value, int | float | str | None) for value in options.values())
+    if record["problem"] not in PROBLEMS or not is_plain:
         return ""
     try:
         return describe_known_results(make_problem(record["problem"], dict(options)))

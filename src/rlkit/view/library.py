@@ -7,6 +7,7 @@ the same run as long as the runs of earlier places stay where they are.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from itertools import chain, count
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from rlkit._util.paths import runs_dir
+from rlkit._util.paths import expand_user, runs_dir
 from rlkit.config.loading.run_config import find_run, is_run_directory
 from rlkit.envs.harbor.trial_files import read_file
 from rlkit.errors import RlkitError, UsageError
@@ -48,7 +49,7 @@ class Library:
             return cls([runs_dir()])
         places = list[Path]()
         for run in runs:
-            path = Path(run).expanduser().absolute()
+            path = expand_user(run).absolute()
             if any(_list_readers(path)):
                 places.append(path)
             elif is_run_directory(runs_dir() / run) or not path.exists():
@@ -94,8 +95,7 @@ class Library:
                 if (reader := self._find_run(run)) is None:
                     raise UsageError(f"there is no run {run!r}")
                 with _report_damage(reader.path):
-                    row = _read_page(reader, parts, query or {})
-                row = row if parts else {**row, "id": run}
+                    row = _read_page(reader, parts, query or {}) | ({} if parts else {"id": run})
             case _:
                 raise UsageError(f"there is no page {path!r}")
         try:
@@ -113,22 +113,22 @@ class Library:
     def _summarize(self, reader: RecordReader) -> Row:
         path = reader.path
         files = [path, *(path / file for file in _GROWING)]
-        version = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
-        known_version, row = self._summaries.get(path, (None, {}))
-        if known_version != version or row["live"]:
-            try:
+        try:
+            version = [file.stat().st_mtime_ns if file.exists() else 0 for file in files]
+            known_version, row = self._summaries.get(path, (None, {}))
+            if known_version != version or row["live"]:
                 with _report_damage(path):
                     row = reader.summary()
-            except (RlkitError, OSError) as error:
-                row = {"name": path.name, "kind": "rlkit", "path": str(path), "status": "unreadable"}
-                row |= {"live": False, "reason": str(error), "envs": list[str](), "tags": list[str]()}
-            self._summaries[path] = version, row
+                self._summaries[path] = version, row
+        except (RlkitError, OSError) as error:
+            row = {"name": path.name, "kind": "rlkit", "path": str(path), "status": "unreadable"}
+            row |= {"live": False, "reason": str(error), "envs": list[str](), "tags": list[str]()}
         return row
 
 
 def find_reader(path: Path) -> RecordReader | None:
     """Return the reader for a run, or for the records of another tool; None if there is neither."""
-    if is_run_directory(path):
+    if (path.is_dir() and not os.access(path, os.X_OK)) or is_run_directory(path):  # a private folder may be a run
         return RunReader(path)
     if path.suffix == ".eval" and path.is_file():
         return InspectReader(path)

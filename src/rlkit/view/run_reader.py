@@ -27,18 +27,19 @@ from rlkit.errors import UsageError
 from rlkit.metrics.diagnostics import find_problems
 from rlkit.metrics.rewards import mean_reward
 from rlkit.store import checkpoints
-from rlkit.store.history import read_metrics
+from rlkit.store.history import list_table_steps, read_metrics
 from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, piece_to_json, pieces_path
 from rlkit.token_records.updates import RecordedSequence, RecordedUpdate, place_numbers, update_path
 from rlkit.types import TokenPiece
 from rlkit.view import tables
 from rlkit.view.records.reader import Place, RecordReader, Row, Step, join_turns, make_data_uri
-from rlkit.view.tables import cache_file, find_table, list_tables
+from rlkit.view.tables import cache_file, find_table
 
 _GROUP = ("position", "draw", "env", "task")
 _TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")
 _PENDING = "not trained yet"
+_STEP = '"env/'  # in the metrics of a step, and not in those of an evaluation alone
 _TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
 _DIGITS = 5  # decimals of log-probabilities and advantages on the page
 
@@ -65,11 +66,11 @@ class RunReader(RecordReader):
         config_path = self.path / "config.yaml"
         config = config_path.read_text(errors="replace") if config_path.exists() else ""
         steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d+)", config, re.MULTILINE)))  # with those of a warm start
-        _, last = json_lines.read_ends(self._metrics_path, '"env/')
         is_late = re.search("^warm_start:(?! null)", config, re.MULTILINE) is not None  # conversations have no reward
-        played = json_lines.read_ends(self._metrics_path, '"env/[^/"]+/reward/mean"', is_rare=is_late)
         is_rare = (self.path / "evaluations").is_dir()
-        evaluation = _average_ends(json_lines.read_ends(self._metrics_path, '"eval/', is_rare=is_rare), "eval")
+        patterns = {_STEP: False, '"env/[^/"]+/reward/mean"': is_late, '"eval/': is_rare}
+        (_, last), played, evaluated = json_lines.read_ends(self._metrics_path, patterns)
+        evaluation = _average_ends(evaluated, "eval")
         paths = [path for name in ("metrics.jsonl", "run.json", "usage.json") if (path := self.path / name).exists()]
         return {
             "name": self.path.name,
@@ -107,8 +108,8 @@ class RunReader(RecordReader):
                 {name: value for name, value, _ in config}, {each.step for each in saved}
             ),
             "versions": about.get("versions", {}),
-            "steps_recorded": list_tables(self.path, "step"),
-            "evaluations": list_tables(self.path, "evaluation"),
+            "steps_recorded": list_table_steps(self.path),
+            "evaluations": list_table_steps(self.path, kind="evaluation"),
             "parts": ["discovery"] if self.search_envs() else [],
         }
 
@@ -126,7 +127,7 @@ class RunReader(RecordReader):
 
     @override
     def list_steps(self) -> Sequence[Step]:
-        return [(kind, number) for kind in ("step", "evaluation") for number in list_tables(self.path, kind)]
+        return [(kind, number) for kind in ("step", "evaluation") for number in list_table_steps(self.path, kind=kind)]
 
     @override
     def has_step(self, step: Step) -> bool:
@@ -138,7 +139,7 @@ class RunReader(RecordReader):
         kind, number = step
         rows = sorted(tables.read_members(find_table(self.path, step)), key=lambda row: row["position"])
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" else {}
-        _, last = json_lines.read_ends(self._metrics_path, '"env/')
+        ((_, last),) = json_lines.read_ends(self._metrics_path, {_STEP: False})
         is_pending = not updates and number > last.get("step", 0)  # a step has metrics once it is trained
         reason = "evaluation" if kind == "evaluation" else _PENDING if is_pending else None
         groups = [list(attempts) for _, attempts in groupby(rows, key=lambda row: row["position"])]

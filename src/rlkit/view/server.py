@@ -93,8 +93,8 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
     ])  # fmt: skip
 
 
-class ViewServer:
-    """A server of the pages on a port of loopback; 0 is a free one.
+class ViewServer(HttpServer):
+    """A server of the pages on a port of loopback; 0 is a free one. `run` answers requests until `stop`.
 
     Raises:
         UsageError: the port is in use.
@@ -104,26 +104,18 @@ class ViewServer:
         self.token = secrets.token_urlsafe(16)
         app = make_app(library, self.token, frame_ancestors=frame_ancestors)
         try:  # it listens now, so that a browser that is faster than the server waits
-            self._server = HttpServer(app, address=("127.0.0.1", port), grace_s=_GRACE_S)
+            super().__init__(app, address=("127.0.0.1", port), grace_s=_GRACE_S)
         except OSError as error:
             raise UsageError(f"--port: port {port} of 127.0.0.1 cannot be used: {error.strerror}") from error
 
     @property
     def link(self) -> str:
         """Address of the list of runs, with the token."""
-        return f"http://127.0.0.1:{self._server.port}/?token={self.token}"
-
-    def run(self) -> None:
-        """Answer requests until `stop`, or until the process is interrupted."""
-
-        async def serve() -> None:
-            await (await self._server.start())
-
-        asyncio.run(serve())
+        return f"http://127.0.0.1:{self.port}/?token={self.token}"
 
     def stop(self) -> None:
         """End `run`; may be called from any thread."""
-        self._server.should_exit = True
+        self.should_exit = True
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from rlkit.store.history import evaluation_path, table_path
+from rlkit.store.history import table_path
 from rlkit.token_records.list_columns import as_numpy, read_columns, row_ends
 from rlkit.token_records.pieces import read_pieces
 from rlkit.token_records.updates import read_update
-from rlkit.view.records.reader import Kind, Place, Row, Step
+from rlkit.view.records.reader import Place, Row, Step
 
 _SCORE = ["final", "env", "task", "status", "position", "member", "attempt", "reward"]
 _MEMBER = [*_SCORE, "counts", "draw", "error", "masked", "seconds", "metrics"]
@@ -39,13 +39,7 @@ def cache_file[T](read: Callable[[Path], T], *, files: int = 2) -> Callable[[Pat
 def find_table(directory: Path, step: Step) -> Path:
     """Return the path of the episodes of a step or of an evaluation."""
     kind, number = step
-    return table_path(directory, number) if kind == "step" else evaluation_path(directory, number)
-
-
-def list_tables(directory: Path, kind: Kind) -> list[int]:
-    """Return the numbers of the steps or evaluations whose episodes are on the disk."""
-    folders = (directory / ("episodes" if kind == "step" else "evaluations")).glob("step=*")
-    return sorted(int(path.name[5:]) for path in folders if (path / "episodes.parquet").exists())
+    return table_path(directory, number, kind=kind)
 
 
 def read_scores(path: Path) -> list[Sequence[Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlkit.config.loading.load import load_config
 from rlkit.store import RunStore, table
-from rlkit.store.history import evaluation_path, table_path
+from rlkit.store.history import table_path
 from rlkit.store.table import RecordedGroup
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.types import Episode, Group, Image, Message, Prompt, TokenPiece, Turn
@@ -99,7 +99,7 @@ def write_hostile_run(directory: Path, *, texts: Sequence[str] = TEXTS) -> Path:
         turns = [turn for group in groups for episode in group.attempts for turn in episode.turns]
         pieces.add(tokens for turn in turns for tokens in (turn.prompt.tokens, turn.completion))
         table.write(table_path(directory, 1), groups)
-        table.write(evaluation_path(directory, 1), groups[-4:])
+        table.write(table_path(directory, 1, kind="evaluation"), groups[-4:])
         metrics = {f"env/{escape(text[:60])}/reward/mean": 0.5 for text in texts} | {"env/all/reward/mean": 0.5}
         store.add_metrics(1, metrics)
         store.add_metrics(2, metrics)

@@ -44,6 +44,13 @@ COLUMNS = """() => {
 }"""
 """Places from left to right, 0 to 1, of the pixels of the first chart that have the colour of its first curve."""
 
+EDGE = """() => {
+  const canvas = document.querySelector(".chart canvas");
+  const { data } = canvas.getContext("2d").getImageData(canvas.width - 1, 0, 1, canvas.height);
+  return data.filter((_, place) => place % 4 === 3 && data[place] > 0).length;
+}"""
+"""Number of the pixels at the right edge of the first chart that are drawn on."""
+
 
 def write_metrics(runs: Path, tmp_path: Path, values: Sequence[float]) -> Path:
     """Return a copy of a run with other rewards, one a step."""
@@ -74,6 +81,16 @@ def test_a_single_step_is_in_the_middle_of_its_chart(
         visit.wait_until(lambda: bool(visit.page.evaluate(COLUMNS)))
         columns = visit.page.evaluate(COLUMNS)
         assert 0.4 < min(columns) < max(columns) < 0.65
+        visit.check()
+
+
+def test_the_number_of_the_last_step_is_whole(runs: Path, tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    with serve(write_metrics(runs, tmp_path, [0.5] * 1001)) as link:
+        visit = visit_link(link)
+        visit.open("#/run/faster")
+        visit.page.locator(".chart canvas").first.wait_for()
+        visit.wait_until(lambda: bool(visit.page.evaluate(COLUMNS)))
+        assert visit.page.evaluate(EDGE) == 0
         visit.check()
 
 

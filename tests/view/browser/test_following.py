@@ -108,6 +108,19 @@ def test_a_step_shows_what_its_update_says(run: PartialRun, visit_link: Callable
         assert visit.page.evaluate(FOCUS) == link.get_attribute("href")
 
 
+def test_an_update_that_fails_is_repeated(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
+    position = find_mixed(run)
+    with visit_run(run, visit_link, f"#/run/shop/step/{STEP}?mixed=1") as visit:
+        pattern = f"**/api/run/shop/step/{STEP}"
+        visit.page.route(pattern, lambda route: route.abort())
+        run.finish_step()
+        visit.page.locator(".connection", has_text="no connection").wait_for()
+        visit.page.unroute(pattern)
+        visit.wait_until(lambda: {row[0]: row[5] for row in visit.rows()}[str(position)] == "yes")
+        assert visit.page.locator(".connection", has_text="no connection").count() == 0
+        visit.problems.clear()  # the request that failed
+
+
 def test_a_row_of_a_step_keeps_the_focus_and_its_place(run: PartialRun, visit_link: Callable[..., Visit]) -> None:
     with visit_run(run, visit_link, f"#/run/shop/step/{STEP}") as visit:
         visit.page.set_viewport_size({"width": 800, "height": 300})
@@ -206,7 +219,10 @@ def test_the_configuration_of_a_run_stays_as_it_was_opened(run: PartialRun, visi
     with visit_run(run, visit_link, "#/run/shop") as visit:
         box = visit.page.get_by_label("Show defaults")
         visit.page.locator("details summary", has_text="Checkpoints").click()
+        default = visit.page.locator("tr.default").first
+        assert not default.is_visible()
         box.check()
+        assert default.is_visible()
         visit.page.evaluate("() => scrollTo(0, document.documentElement.scrollHeight)")
         before = visit.page.evaluate("scrollY")
         run.finish_step()

@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.view.browser.conftest import serve
+from tests.view.browser.conftest import WIDTH, serve
 from tests.view.browser.test_pages import episode_hash, find_episode, read_step
 from tests.view.browser.visit import Visit
+
+HEADING = """() => {
+  const { left, top } = document.querySelector("#turn-1 h3").getBoundingClientRect();
+  return document.elementFromPoint(left + 5, top + 5)?.textContent;
+}"""
+"""What is on the screen in the place of the heading of the second turn."""
 
 STATES = (
     "#/?q=shop&sort=reward",
@@ -232,6 +238,29 @@ def test_keys_search_help_and_select(visit: Visit) -> None:
     keys.press("x")
     visit.wait_for_hash("select=[^&]*%2C")
     visit.page.get_by_role("link", name="Compare").wait_for()
+    visit.check()
+
+
+def test_escape_leaves_the_search_for_the_rows(visit: Visit) -> None:
+    visit.open()
+    keys = visit.page.keyboard
+    keys.press("/")
+    keys.type("faster")
+    visit.wait_for_hash("q=faster")
+    visit.wait_until(lambda: [row[1].split()[0] for row in visit.rows()] == ["faster"])
+    keys.press("Escape")
+    keys.press("j")
+    keys.press("Enter")
+    visit.wait_for_hash("^#/run/faster$")
+    visit.check()
+
+
+@pytest.mark.parametrize("view", ["", "view=tokens&"])
+def test_a_link_to_a_turn_shows_its_heading(visit: Visit, runs: Path, view: str) -> None:
+    step, row = find_episode(runs, "shop", reward=1.0)
+    visit.page.set_viewport_size({"width": WIDTH, "height": 400})
+    visit.open(episode_hash(step, row, f"?{view}turn=1"))
+    visit.wait_until(lambda: visit.page.evaluate(HEADING) == "Turn 2")
     visit.check()
 
 

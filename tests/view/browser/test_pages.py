@@ -19,6 +19,7 @@ from rlkit.store.history import table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.types import Episode, Group, Prompt, TokenPiece, Turn
 from rlkit.view.library import Library
+from tests.trackers.folders import write_run
 from tests.view.browser.conftest import ROOT, can_search, serve
 from tests.view.browser.visit import Visit
 
@@ -337,6 +338,28 @@ def test_a_task_is_shown_across_steps_and_against_another_run(visit: Visit, runs
         means.append(table[table.final & (table.task == "cheapest tea")].reward.mean())
     assert visit.facts()["Mean reward, all episodes"] == f"{means[0]:.2f} against {means[1]:.2f}"
     visit.check()
+
+
+def test_a_task_that_a_step_played_twice_names_the_groups_of_its_solvers(
+    tmp_path: Path, visit_link: Callable[..., Visit]
+) -> None:
+    folder = write_run(tmp_path / "twice", steps=1)
+    episodes = [Episode(0, 0, (), "completed", reward, {}, {}, 1.0) for reward in (1.0, 0.0, 1.0)]
+    groups = [Group("sums", task, draw, (each,)) for draw, (task, each) in enumerate(zip("aba", episodes, strict=True))]
+    table.write(table_path(folder, 1), [table.RecordedGroup(group, True, group.episodes) for group in groups])
+    with serve(folder) as link:
+        visit = visit_link(link)
+        visit.open("#/run/twice/task/sums/a")
+        assert "first solved at step 1, by members 0 of group 0, 0 of group 2" in visit.text()
+        visit.check()
+
+
+def test_runs_of_one_name_have_different_names_in_the_list(tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    with serve(write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")) as link:
+        visit = visit_link(link)
+        visit.open()
+        assert sorted(row[1].split()[0] for row in visit.rows()) == ["run", "run~2"]
+        visit.check()
 
 
 def test_evaluations_show_scores_with_intervals_labels_and_tasks(visit: Visit, runs: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from rlkit.errors import UsageError
 from rlkit.metrics.intervals import estimate_mean
 from rlkit.view.library import Library, find_reader
+from rlkit.view.records.cookbook import CookbookReader
 from rlkit.view.records.reader import Place, RecordReader, Step
 from rlkit.view.run_reader import RunReader
 from tests.view.records.cookbook_run import QUESTION, write_run
@@ -406,6 +407,17 @@ HOSTILE = st.recursive(
     lambda children: st.lists(children, max_size=2) | st.dictionaries(st.text(max_size=3), children, max_size=2),
     max_leaves=4,
 )
+
+
+@pytest.mark.parametrize(
+    ("step", "done"),
+    [(10**307, 0.01), (10**400, 0.5), (3, 5e-324)],
+    ids=["many steps", "more than a float", "tiny share"],
+)
+def test_an_absurd_number_of_steps_is_unknown(tmp_path: Path, step: int, done: float) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": step, "progress/done_frac": done}) + "\n")
+    assert CookbookReader(tmp_path).run()["steps"] is None
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,6 +23,7 @@ _CONVERSATION = "conversation"  # rlkit's own field of a record
 _SUFFIX = "_rollout_summaries.jsonl"
 _REWARD, _EVALUATION = "env/all/reward/mean", "eval/test/reward/mean"
 _TOKENS = ("env/all/total_ob_tokens", "env/all/total_ac_tokens")
+_STEPS_MAX = 1 << 53  # a greater number is no number of steps, and may overflow a float
 _LIMITS = ("max_tokens_reached", "context_overflow", "stop/max_", "stop/rollout_timeout")
 
 
@@ -94,6 +95,7 @@ class CookbookReader(LogReader):
         rewards, evaluations = ([row[name] for row in rows if name in row] for name in (_REWARD, _EVALUATION))
         last_step = max(self._metrics, default=-1)
         done = rows[-1].get("progress/done_frac") if rows else None
+        steps = min(last_step + 1, _STEPS_MAX) / done if done else _STEPS_MAX
         checkpoints = [
             {
                 "step": pick(line, "batch", int),
@@ -106,7 +108,7 @@ class CookbookReader(LogReader):
             self.path / "metrics.jsonl",
             status="completed" if done == 1 else None,
             step=last_step + 1,
-            steps=round((last_step + 1) / done) if done else None,
+            steps=round(steps) if abs(steps) < _STEPS_MAX else None,
             model=pick(config, "model_name", str),
             reward=[rewards[0], rewards[-1]] if rewards else None,
             evaluation={"metric": "reward", "start": evaluations[0], "now": evaluations[-1]} if evaluations else None,

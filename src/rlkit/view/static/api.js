@@ -11,37 +11,34 @@ export const isExport = Boolean(globalThis.rlkitData);
  * Return the data of an API path. The same object is returned while the data does not change. The cause of an error is
  * its status in HTTP.
  */
-export const load = (path) => (isExport ? loadExported(path) : loadServed(path));
-
-export const loadAll = (...paths) => Promise.all(paths.map(load));
-
-async function loadServed(path) {
-  const cached = cache.get(path);
-  const headers = { Authorization: `Bearer ${token}` };
-  if (cached?.etag) headers["If-None-Match"] = cached.etag;
-  const response = await fetch(`api/${path}`, { headers, cache: "no-store" });
-  if (response.status === 304 && cached) return remember(path, cached);
-  if (!response.ok) {
-    const { error } = await response.json().catch(() => ({}));
-    throw new Error(error ?? `The server answered ${response.status}.`, { cause: response.status });
-  }
-  return remember(path, { etag: response.headers.get("ETag"), data: await response.json() });
-}
-
-function remember(path, entry) {
+export async function load(path) {
+  const entry = await (isExport ? loadExported : loadServed)(path, cache.get(path));
   cache.delete(path);
   cache.set(path, entry);
   if (cache.size > CACHE_ENTRIES) cache.delete(cache.keys().next().value);
   return entry.data;
 }
 
-async function loadExported(path) {
-  const cached = cache.get(path);
-  if (cached) return cached.data;
+export const loadAll = (...paths) => Promise.all(paths.map(load));
+
+async function loadServed(path, cached) {
+  const headers = { Authorization: `Bearer ${token}` };
+  if (cached) headers["If-None-Match"] = cached.etag;
+  const response = await fetch(`api/${path}`, { headers, cache: "no-store" });
+  if (response.status === 304) return cached;
+  if (!response.ok) {
+    const { error } = await response.json().catch(() => ({}));
+    throw new Error(error ?? `The server answered ${response.status}.`, { cause: response.status });
+  }
+  return { etag: response.headers.get("ETag"), data: await response.json() };
+}
+
+async function loadExported(path, cached) {
+  if (cached) return cached;
   const { inline, base } = globalThis.rlkitData;
   const text = inline[path] ?? (base && (await loadScript(path, `${base}${recordName(path)}.js`)));
   if (!text) throw new Error("This record is not in the export.", { cause: 404 });
-  return remember(path, { data: await decodeRecord(text) });
+  return { data: await decodeRecord(text) };
 }
 
 const resolvers = new Map(); // path → functions that take the text that a script stores

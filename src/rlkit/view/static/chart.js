@@ -11,7 +11,8 @@ const STEP_INTERVALS = [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000,
 
 /**
  * Return the node of a chart, which is drawn while it is on the page.
- * chart: title, x (steps), series, guides: [number], markers: [{step, last}], isLog, onStep(step), height, digits.
+ * chart: title, x (steps), series, guides: [number], markers: [{step, last}], isLog, onStep(step), height, digits,
+ * least: range of the axis if all values are smaller, so that noise around 0 looks small.
  * series: [{label, values, colour, low?, high?, raw?, parts?, area?, isStepped?, kind?, dash?}]; `raw` are values
  * before smoothing, `parts` before stacking, `area` is the colour below. Series of one label share an entry of the
  * legend; `kind` tells them apart.
@@ -90,15 +91,15 @@ const fade = (colour, opacity) => `rgba(${colour.match(/[\d.]+/g).slice(0, 3).jo
 const stepRange = ({ data: [x] }, low, high) => (x.length === 1 ? [x[0] - 0.5, x[0] + 0.5] : [low, high]);
 
 function chartOptions(chart, host, showLegend) {
-  const { x, series, isLog, onStep, height = 150, guides = [], markers = [], digits = 3 } = chart;
+  const { x, series, isLog, onStep, height = 150, guides = [], markers = [], digits = 3, least = 0 } = chart;
   const grid = { stroke: computeColour("var(--grid)"), width: 1 };
   const axis = { stroke: computeColour("var(--muted)"), font: FONT, grid, ticks: { show: false } };
   const showTicks = (_plot, ticks) => ticks.map((tick) => (tick === null ? null : formatNumber(tick, digits)));
   const areaRange = (_plot, _low, high) => [0, high * 1.04 || 1];
-  const range = isLog ? undefined : series.some(({ area }) => area) ? areaRange : paddedRange(digits > 3);
+  const range = isLog ? undefined : series.some(({ area }) => area) ? areaRange : paddedRange(digits > 3, least);
   const openStep = ({ cursor }) => cursor.idx !== null && onStep(x[cursor.idx]);
   return {
-    width: host.clientWidth, height, legend: { show: false }, padding: [8, 8, 0, 0],
+    width: host.clientWidth, height, legend: { show: false }, padding: [8, 16, 0, 0],
     cursor: { sync: { key: SYNC, setSeries: false }, y: false, drag: { x: true, y: false }, points: { size: 6 } },
     scales: { x: { time: false, range: stepRange }, y: { distr: isLog ? 3 : 1, range } },
     axes: [
@@ -114,8 +115,9 @@ function chartOptions(chart, host, showLegend) {
 }
 
 /** Return the range of an axis: that of the values with some space, and with 0 if it is near and not `isClose`. */
-const paddedRange = (isClose) => (_plot, low, high) => {
+const paddedRange = (isClose, least) => (_plot, low, high) => {
   if (low === null) return [0, 1];
+  if (Math.max(high, -low) < least / 2) return [-least / 2, least / 2];
   if (low === high) return low === 0 ? [0, 1] : [Math.min(0, 2 * low), Math.max(0, 2 * high)];
   const space = 0.06 * (high - low);
   return [!isClose && low >= 0 && low < 0.4 * high ? 0 : low - space, high + space];

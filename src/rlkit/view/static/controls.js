@@ -1,5 +1,5 @@
 /** Controls of a form that change a key of the query in the address. */
-import { h } from "rlkit/dom";
+import { h, replace } from "rlkit/dom";
 import { joinIds, setQuery } from "rlkit/route";
 
 const TYPING_MS = 100;
@@ -59,7 +59,13 @@ export function wordMatcher(search = "") {
   return (text) => words.every((word) => text.toLowerCase().includes(word));
 }
 
-export function selectBox(options, value, onchange) {
-  const drawOption = ([key, text]) => h("option", { value: key, selected: key === value }, text);
-  return h("select", { onchange: (event) => onchange(event.target.value) }, options.map(drawOption));
+/** Return a choice between [value, label] options; `onchange` gets the value. */
+export const selectBox = (options, value, onchange) =>
+  replaceOptions(h("select", { onchange: (event) => onchange(event.target.value) }), options, value);
+
+/** Replace the options of a choice, which keeps the focus, and return it. */
+export function replaceOptions(select, options, value) {
+  replace(select, options.map(([key, label]) => h("option", { value: key }, label)));
+  select.value = value;
+  return select;
 }

@@ -61,17 +61,17 @@ function metricSearch(names, query) {
 }
 
 function drawPanel(panel, sources, query) {
-  const { title } = panel;
+  const { title, least } = panel;
   const isLog = Boolean(query.log);
   const x = [...new Set(sources.flatMap(({ metrics }) => metrics.step))].sort((a, b) => a - b);
   const curves = makeSeries(panel, sources, x, Number(query.smooth ?? 0));
-  if (sources.length > 1) return drawChart({ title, x, series: curves, isLog });
+  if (sources.length > 1) return drawChart({ title, x, series: curves, isLog, least });
   const [{ run }] = sources;
   const largest = Math.max(...curves.flatMap(({ values }) => values.filter(Number.isFinite)));
   const guides = isLog ? [] : (panel.guides ?? []).filter((guide) => guide < 3 * largest);
   const markers = (run.findings ?? []).filter(({ name }) => panel.findings?.includes(name) ?? true);
   const series = panel.isStacked ? stackSeries(curves) : curves;
-  return drawChart({ title, x, series, isLog, guides, markers, onStep: (step) => openStep(run, panel, step) });
+  return drawChart({ title, x, series, isLog, least, guides, markers, onStep: (step) => openStep(run, panel, step) });
 }
 
 function openStep(run, panel, step) {

@@ -1,10 +1,13 @@
 /** Keyboard: move through rows, go up or to neighbours, search; the dialog of index.html lists the keys. */
+const EDITED = "textarea, select, [contenteditable], input:not([type=checkbox], [type=range])";
+
 const go = (hash) => hash && (location.hash = hash);
 
 /** Listen to the keyboard. `currentView` returns the view on the screen; `switchTheme` changes the colours. */
 export function listenToKeys(currentView, switchTheme) {
   addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || isEditing(event.target)) return;
+    if (event.key === "Escape") event.target.closest?.("main input[type=search]")?.blur();
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(EDITED)) return;
     const { previous, next, up } = currentView() ?? {};
     const actions = {
       j: () => moveRow(1),
@@ -21,11 +24,6 @@ export function listenToKeys(currentView, switchTheme) {
     event.preventDefault();
     actions[event.key]();
   });
-}
-
-function isEditing(target) {
-  if (target.closest?.("textarea, select, [contenteditable]")) return true;
-  return target.tagName === "INPUT" && !["checkbox", "radio", "range", "button"].includes(target.type);
 }
 
 function moveRow(distance) {

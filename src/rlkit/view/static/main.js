@@ -22,9 +22,8 @@ const PAGES = {
   episode: /^run\/[^/]+\/(step|evaluation)\/\d+\/episode\/\d+\/\d+\/\d+$/,
 };
 
-const [main, crumbs, neighbours, connection, announcement, themeButton, keysButton, help] =
-  ["main", "crumbs", "neighbours", "connection", "announcement", "theme", "keys", "help"].map((id) =>
-    document.getElementById(id));
+const [main, crumbs, neighbours, connection, announcement, themeButton] =
+  ["main", "crumbs", "neighbours", "connection", "announcement", "theme"].map((id) => document.getElementById(id));
 const scrolls = new Map(); // hash → vertical position, for the way back
 
 let [view, viewPath, watchedData, navigation, followsLink] = [null, null, null, 0, false];
@@ -92,11 +91,12 @@ async function poll() {
   const current = view;
   try {
     const data = await load(current.watch);
+    const isNew = current === view && data !== watchedData;
+    if (isNew) await current.refresh?.(data); // if it fails, the next poll repeats it
     setConnection(data.live ? "live" : "");
-    if (current !== view || data === watchedData) return;
+    if (!isNew || current !== view) return;
     watchedData = data;
-    await current.refresh?.(data);
-    if (current === view) drawNeighbours(view);
+    drawNeighbours(view);
     if (data.step !== undefined) announcement.textContent = `Updated: step ${data.step}`;
   } catch (error) {
     setConnection("lost", error.cause ? `error ${error.cause}` : "no connection");
@@ -123,15 +123,13 @@ function switchTheme() {
   redrawCharts();
 }
 
-function redrawCharts() {
-  for (const plot of document.querySelectorAll(".plot")) plot.dispatchEvent(new Event("themechange"));
-}
+const redrawCharts = () =>
+  document.querySelectorAll(".plot").forEach((plot) => plot.dispatchEvent(new Event("themechange")));
 
 /** Return the storage of the browser; a page in a frame without origin has none, and keeps no theme. */
 const findStorage = () => attempt(() => localStorage, null);
 
 themeButton.addEventListener("click", switchTheme);
-keysButton.addEventListener("click", () => help.showModal());
 applyTheme(findStorage()?.getItem("rlkit-theme") ?? "auto");
 listenToKeys(() => view, switchTheme);
 document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), main.focus()));

@@ -33,7 +33,8 @@ function listPanels(env, score) {
   return [
     { title: "Reward", series: spread("reward") },
     { title: "Evaluation", series: scores, findings: ["evaluation_diverges"], isEvaluation: true },
-    { title: "KL sampler–trainer", series: kl, findings: ["sampler_trainer_kl", "no_kl"], guides: [0.01] },
+    { title: "KL sampler–trainer", series: kl, findings: ["sampler_trainer_kl", "no_kl"], guides: [0.01],
+      least: 0.001 },
     { title: "KL to the teacher, nats a token", series: lines({ "": "v1" }, "teacher"), findings: [] },
     { title: "Nats/token", series: lines({ entropy: "entropy", nll: "nll" }, "optim"), findings: ["entropy_collapse"] },
     { title: "Tokens of an episode", series: spread("tokens"), findings: ["truncation"] },

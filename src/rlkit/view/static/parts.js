@@ -1,5 +1,5 @@
 /** Small parts that several pages share: badges, chips, facts, sections. */
-import { h, replace } from "rlkit/dom";
+import { h } from "rlkit/dom";
 import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/format";
 import { runHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
@@ -21,9 +21,10 @@ export function rewardRange(episodes) {
 
 /** Return the class that colours a reward within a range. */
 export function rewardClass(reward, [low, high]) {
-  if (!isKnown(reward)) return "r-none";
+  if (!isKnown(reward)) return "";
   const [start, end] = [Math.min(low, 0), Math.max(high, 1e-9)];
-  return `r${Math.max(0, Math.min(4, Math.floor(((reward - start) / (end - start)) * 4.999)))}`;
+  const level = Math.floor(((reward - start) / (end - start)) * 4.999);
+  return ["n2", "n1", "", "p1", "p2"][Math.max(0, Math.min(4, level))];
 }
 
 /** Return the name of an episode within its group. */
@@ -75,14 +76,12 @@ export function trainingFacts({ taught, reason, estimator, baseline, draw }, isS
 /** Return whether a group taught, and the reason if it did not; `taught` is null as long as that is not known. */
 export const tellTaught = ({ taught, reason }) => taught ? "yes" : joinFacts([taught === false && "no", reason], ": ");
 
-/** Replace the [value, label] options of a select element, which keeps the focus. */
-export function replaceOptions(select, options, value) {
-  replace(select, options.map(([key, label]) => h("option", { value: key }, label)));
-  select.value = value;
-}
-
 /** Return the head of a page: its title, the line below, and what is beside them. */
 export const pageHead = (title, lead, ...aside) => h("div.page-head", h("div", h("h1", title), lead), aside);
+
+/** Return a large value below its label; `tone` is its class. */
+export const headline = (label, value, tone = "") =>
+  h("div", { class: `headline ${tone}` }, h("div.label", label), h("div.big", value));
 
 /** Return a section with a heading, and `aside` beside it. */
 export const section = (title, aside, ...children) =>

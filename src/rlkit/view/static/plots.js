@@ -81,15 +81,13 @@ export function statesPicture(states, lineage) {
   ]);
   const label = `${states.length} states; the lineage of the best has ${lineage.size}`;
   return svg("svg.states", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
-    ticks, edges, dots);
+    ticks, edges, dots, svg("text", { x: width / 2, y: height - 4 }, "states, each right of its parent"));
 }
 
-/** Return the ids of the best state and its ancestors. */
-export function bestLineage(states, sign) {
-  const statesById = new Map(states.map((state) => [state.id, state]));
-  const valid = states.filter(({ value }) => Number.isFinite(value));
-  const best = valid.toSorted((a, b) => sign * (b.value - a.value))[0];
+/** Return the ids of a state and of its ancestors. */
+export function lineageOf(id, states) {
+  const parents = new Map(states.map((state) => [state.id, state.parent]));
   const ids = new Set();
-  for (let state = best; state && !ids.has(state.id); state = statesById.get(state.parent)) ids.add(state.id);
+  for (let next = id; parents.has(next) && !ids.has(next); next = parents.get(next)) ids.add(next);
   return ids;
 }

@@ -24,7 +24,7 @@ export const COLOURINGS = [
  * Return the tokens that a turn adds: its part of the prompt, then its reply. Each has id, piece, the text that ends
  * with it, place (prompt, sampled or forced), position in the reply and, where known, logprob, trainer, gap, advantage.
  */
-export function turnTokens(episode, turn) {
+function turnTokens(episode, turn) {
   const { prompt, completion, sampled, logprobs, trainer_logprobs: trainers, advantages } = episode.turns[turn];
   const tokens = [];
   for (const id of prompt) {

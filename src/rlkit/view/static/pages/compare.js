@@ -12,10 +12,10 @@ export default async function showCompare([, list], query) {
   if (!sources.length) throw results[0].reason;
   const failures = results.flatMap(({ reason }) => (reason ? errorBlock(reason.message) : []));
   const summary = h("div");
-  const drawRow = ({ run }, index) => drawRun({ ...run, name: run.id }, swatch(runColour(index)));
   const curves = makeCurves();
   const draw = () => {
-    replace(summary, makeTable("Runs", HEADS, sources.map(drawRow)).node);
+    const rows = sources.map(({ run }, index) => drawRun(run, swatch(runColour(index))));
+    replace(summary, makeTable("Runs", HEADS, rows).node);
     curves.show(sources, query);
   };
   draw();

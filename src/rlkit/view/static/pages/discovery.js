@@ -1,8 +1,8 @@
 /** A search for constructions: its records with drawings, and the tree of its states. */
 import { drawImage } from "rlkit/chat";
-import { bestLineage, statesPicture, valuesPicture } from "rlkit/plots";
-import { apiPath, drawChart, emptyNote, factList, fold, formatNumber, h, isKnown, loadPage, makeHeadedRow, makeRunView,
-  makeTable, plural, replace, runHash, section, textBlock, textLine } from "rlkit/ui";
+import { lineageOf, statesPicture, valuesPicture } from "rlkit/plots";
+import { apiPath, drawChart, emptyNote, factList, fold, formatNumber, h, headline, isKnown, loadPage, makeHeadedRow,
+  makeRunView, makeTable, plural, replace, runHash, section, textBlock, textLine } from "rlkit/ui";
 
 const MAX_STATES = 3000;
 const DIGITS = 7;
@@ -47,16 +47,13 @@ function drawSearch(run, search, articles) {
     articles.get(key).classList.toggle("best", record === best);
     return articles.get(key);
   };
-  const headline = h("div.headline",
-    h("div.label", `Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`),
-    h("div.big", formatNumber(best.value, DIGITS)));
   return section(textLine(env === problem ? env : `${env}: ${problem}`), null,
-    h("div.headlines", headline),
+    headline(`Best ${symbol}, ${sign < 0 ? "small" : "large"} is good`, formatNumber(best.value, DIGITS)),
     factList([["Known", knownResults && textBlock(knownResults, "plain")], ["Records", String(records.length)],
       ["States", String(states.length)]]),
     drawProgress(search, run.step), h("h3", plural(records.length, "record")),
     h("div.records", records.toReversed().map(drawOnce)),
-    states.length > 0 && drawStates(states, sign, symbol));
+    states.length > 0 && drawStates(states, lineageOf(best.id, states), symbol));
 }
 
 function drawRecord(run, env, symbol, record) {
@@ -78,8 +75,7 @@ function drawRecord(run, env, symbol, record) {
     values?.length > 0 && fold(plural(values.length, "value"), textBlock(JSON.stringify(values), "code", 4000)));
 }
 
-function drawStates(states, sign, symbol) {
-  const lineage = bestLineage(states, sign);
+function drawStates(states, lineage, symbol) {
   const oldest = states.length - MAX_STATES;
   const shownStates = states.filter(({ id }, position) => position >= oldest || lineage.has(id));
   const cut = oldest > 0 ? `The newest ${MAX_STATES} of ${states.length} states. ` : "";

@@ -4,9 +4,9 @@ import { drawFiles } from "rlkit/files";
 import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
-import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, isKnown, joinFacts,
-  loadPage, makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge, stepPlace,
-  tabLinks, taskLead, textLine, trainingFacts } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, headline, isKnown,
+  joinFacts, loadPage, makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery, statusBadge,
+  stepPlace, tabLinks, taskLead, textLine, trainingFacts } from "rlkit/ui";
 
 export default async function showEpisode([, id, kind, step, , ...place], query) {
   const path = apiPath("run", id, kind, step, "episode", ...place);
@@ -57,7 +57,7 @@ function drawHead(id, episode, title) {
   const sampled = ranges.reduce((sum, [start, end]) => sum + end - start, 0);
   const lead = h("p.lead", `${title} · `, taskLead(id, episode));
   return pageHead([textLine(task, 120), " ", statusBadge(status)], lead,
-    h("div.headline", h("div.label", "Reward"), h("div.big", formatReward(reward))),
+    headline("Reward", formatReward(reward)),
     factList([
       ["Sampled tokens", sampled ? formatCount(sampled) : null],
       ["Duration", isKnown(seconds) ? formatDuration(seconds) : null],

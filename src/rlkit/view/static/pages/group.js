@@ -40,9 +40,7 @@ export default async function showGroup([, id, kind, step, , position], query) {
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
   const places = [stepPlace(kind, step), [`Group ${position}`, kind, step, "group", position]];
-  const view = makeRunView(page, kind, places, content, draw, { previous, next });
-  view.node.classList.add("wide");
-  return view;
+  return makeRunView(page, kind, places, content, draw, { previous, next });
 }
 
 function sortReplies({ members, failed_attempts: failures, replies }) {

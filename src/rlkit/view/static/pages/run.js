@@ -1,8 +1,8 @@
 /** A run: where it started and is now, findings, curves, configuration. */
 import { makeCurves } from "rlkit/curves";
 import { apiPath, checkField, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward,
-  formatUsd, h, joinIds, keepFocus, loadPage, makeHash, makeRow, makeRunView, makeTable, replace, runHash, section,
-  statusBadge, textBlock, textLine } from "rlkit/ui";
+  formatUsd, h, headline, joinFacts, joinIds, keepFocus, loadPage, makeHash, makeRow, makeRunView, makeTable, replace,
+  runHash, section, statusBadge, textBlock, textLine } from "rlkit/ui";
 
 export default async function showRun([, id], query) {
   const page = await loadPage(id, query, apiPath("run", id, "metrics"));
@@ -37,10 +37,10 @@ function drawHead(run) {
   return [
     h("div.run-head",
       h("div", h("h1", textLine(name, 120), " ", statusBadge(status)),
-        h("p.lead", textLine([model, envs.join(", ")].filter(Boolean).join(" · "))),
+        h("p.lead", textLine(joinFacts([model, envs.join(", ")]))),
         reason && h("div", { class: isBad ? "error-block" : "lead" }, textBlock(reason, "plain"))),
-      h("div.headlines", run.reward && headline("Reward", run.reward),
-        evaluation && headline(`Evaluation ${score}`, [evaluation.start, evaluation.now]))),
+      h("div.headlines", run.reward && drawChange("Reward", run.reward),
+        evaluation && drawChange(`Evaluation ${score}`, [evaluation.start, evaluation.now]))),
     factList([
       ["Step", steps ? `${step} of ${steps}` : String(step)], ["Best step", run.best_step],
       ["Tokens", formatCount(run.tokens)], ["Cost", formatUsd(run.usd)], ["Started", formatAge(started)],
@@ -50,11 +50,9 @@ function drawHead(run) {
   ];
 }
 
-function headline(label, [start, now]) {
+function drawChange(label, [start, now]) {
   const tone = now > start ? "up" : now < start ? "down" : "";
-  return h("div", { class: `headline ${tone}` }, h("div.label", textLine(label)),
-    h("div.big",
-      h("span.from", formatReward(start)), h("span.arrow", " → "), formatReward(now)));
+  return headline(textLine(label), [h("span.from", `${formatReward(start)} → `), formatReward(now)], tone);
 }
 
 function drawFindings(run) {
@@ -87,8 +85,7 @@ function drawConfig(run) {
     h("th", { scope: "row", class: "mono" }, textLine(key, 120)),
     h("td.mono", textBlock(value, "plain")), h("td.muted", textLine(origin ?? ""))));
   const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
-  table.node.classList.add("only-set");
-  const box = h("input", { type: "checkbox", onchange: () => table.node.classList.toggle("only-set") });
+  const box = h("input", { type: "checkbox" }); // the style sheet hides the defaults
   const link = h("a", { href: makeHash([], { select: joinIds([run.id]) }) }, "Compare with other runs");
   return section("Configuration", checkField("Show defaults", box), table.node, h("p", link));
 }

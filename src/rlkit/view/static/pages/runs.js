@@ -1,7 +1,7 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
-import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinIds, keepFocus,
-  load, makeHash, makeList, makeRow, memberBox, pageHead, plural, replace, runHash, sortRows, splitIds, statusBadge,
-  textControl, textLine, wordMatcher } from "rlkit/ui";
+import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinFacts, joinIds,
+  keepFocus, load, makeHash, makeList, makeRow, memberBox, pageHead, plural, replace, runHash, sortRows, splitIds,
+  statusBadge, textControl, textLine, wordMatcher } from "rlkit/ui";
 
 export const HEADS = ["", "Run", "Status", ...["Step", "Reward", "Evaluation"].map((head) => [head, "num"]),
   ...["Tokens", "Cost", "Updated"].map((head) => [head, "num extra"])];
@@ -51,9 +51,9 @@ function drawSelection(node, selected) {
 
 /** Return a run as a row of a table with `HEADS`; `mark` is before its name. */
 export function drawRun(run, mark) {
-  const link = h("a.row-link", { href: runHash(run.id) }, textLine(run.name, 80));
+  const link = h("a.row-link", { href: runHash(run.id) }, textLine(run.id, 80));
   const tags = [run.kind !== "rlkit" && run.kind, ...run.tags].filter(Boolean);
-  const subject = [run.model, run.envs.join(", ")].filter(Boolean).join(" · ");
+  const subject = joinFacts([run.model, run.envs.join(", ")]);
   const reason = run.reason && h("div.sub.reason", textLine(run.reason, 120));
   return makeRow([
     [mark, "tick"],
@@ -67,9 +67,7 @@ export function drawRun(run, mark) {
 
 function drawProgress({ step, steps }) {
   if (!steps) return formatNumber(step);
-  const width = `${100 * Math.min(1, step / steps)}%`;
-  const bar = h("div.bar", { "aria-hidden": "true" }, h("div", { style: { width } }));
-  return h("div", `${step} / ${steps}`, bar);
+  return h("div", `${step} / ${steps}`, h("progress", { max: steps, value: step, "aria-hidden": "true" }));
 }
 
 function drawChange(start, now) {

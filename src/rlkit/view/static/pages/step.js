@@ -6,7 +6,7 @@ import { apiPath, checkControl, choiceControl, envControl, field, formatCount, f
 
 const HEADS = [["#", "num"], "Task", "Rewards", ["Mean", "num"], ["Tokens", "num"], "Taught"];
 const STATUSES = [["", "any"], ["completed", "completed"], ["truncated", "truncated"], ["failed", "failed"]];
-const LEGEND = { r4: "high", r0: "low", cut: "cut at a limit", masked: "not trained on", failed: "failed" };
+const LEGEND = { p2: "high", n2: "low", cut: "cut at a limit", masked: "not trained on", failed: "failed" };
 
 const SORTS = [
   ["", "as played", ({ position }) => position],

@@ -10,7 +10,7 @@ export default async function showTask([, id, , env, taskId], query) {
   const ids = [id, query.against].filter(Boolean);
   const paths = ids.flatMap((runId) => [apiPath("run", runId), apiPath("run", runId, "tasks")]);
   const [{ runs }, page] = await Promise.all([load("runs"), loadPage(id, query, ...paths)]);
-  const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map((run) => [run.id, run.name]);
+  const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map(({ id: other }) => [other, other]);
   const choices = [["", "no other run"], ...others];
   const control = others.length > 0 && choiceControl("Compare with", "against", choices, query);
   const head = pageHead(textLine(taskId, 160), h("p.lead", textLine(env)), control);
@@ -78,10 +78,11 @@ function drawSide({ run, task }, colour) {
 
 const isSolved = ({ reward }) => reward >= 1;
 
-function describeSolution(entry) {
-  if (!entry) return "never solved";
-  const { isEvaluation, step, members } = entry;
-  const solvers = members.filter(isSolved).map(({ member }) => member);
+function describeSolution({ isEvaluation, step, members } = {}) {
+  if (!members) return "never solved";
+  const isSingle = members.every(({ position }) => position === members[0].position);
+  const solvers = members.filter(isSolved).map(({ position, member }) =>
+    isSingle ? member : `${member} of group ${position}`);
   const place = `${isEvaluation ? "the evaluation of step" : "step"} ${step}`;
   return `first solved at ${place}, by ${solvers.length === 1 ? "member" : "members"} ${solvers.join(", ")}`;
 }

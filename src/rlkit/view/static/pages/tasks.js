@@ -1,7 +1,7 @@
 /** All tasks of a run: how often each was played, how its rewards changed, and when it was first solved. */
 import { sparkline } from "rlkit/plots";
 import { apiPath, checkControl, choiceControl, envControl, formatReward, formatSigned, h, isKnown, loadPage, makeList,
-  makeRow, makeRunView, meanOf, pageHead, plural, replace, runHash, sortRows, textControl, textLine,
+  makeRow, makeRunView, meanReward, pageHead, plural, replace, runHash, sortRows, textControl, textLine,
   wordMatcher } from "rlkit/ui";
 
 const HEADS = ["Task", ["Episodes", "num"], "Mean reward by step",
@@ -45,7 +45,7 @@ function summariseTask(task, episodes) {
   const groups = Map.groupBy(episodes, ({ step, isEvaluation }) => `${step} ${isEvaluation}`);
   const steps = [...groups.values()].map((members) => {
     const [{ step, isEvaluation }] = members;
-    return { step, isEvaluation, members, mean: meanOf(members.map(({ reward }) => reward)) };
+    return { step, isEvaluation, members, mean: meanReward(members) };
   });
   steps.sort((a, b) => a.step - b.step || b.isEvaluation - a.isEvaluation);
   const means = steps.map(({ mean }) => mean).filter(isKnown);
