@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from rlkit._util.paths import expand_user
 from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema.supervised import parse_condition
-from rlkit.endpoint.openai_chat import ChatCompletion
+from rlkit.endpoint.openai_chat import ChatCompletion, encode_tool_call
 from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.env import Env
 from rlkit.errors import UsageError
 from rlkit.policy import Policy
-from rlkit.store.history import read_groups, table_path
+from rlkit.store.history import list_table_steps, read_groups, table_path
 from rlkit.tasks.provenance import PinTasks
 from rlkit.types import Episode, Json, Message, Tool
 
@@ -67,8 +69,11 @@ def demonstrations(
         UsageError: a file or the run does not exist or is damaged, or there is nothing to train on.
     """
     if run is None:
-        paths = [Path(path).expanduser() for path in ([files] if isinstance(files, str) else files or [])]
-        contents = {str(path): _read(path) for path in paths}
+        paths = [expand_user(path) for path in ([files] if isinstance(files, str) else files or [])]
+        try:
+            contents = {str(path): path.read_bytes() for path in paths}
+        except OSError as error:
+            raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
         recorded = _pin(pin, digests)
         for path, digest in digests.items():
@@ -78,11 +83,9 @@ def demonstrations(
         problem = f"no conversation of {', '.join(map(str, paths))} has a message of a role in {', '.join(roles)}"
     else:
         directory = find_run(run)
-        names = [path.parent.name.partition("=")[2] for path in directory.glob("episodes/step=*/episodes.parquet")]
-        steps = sorted(int(name) for name in names if name.isdecimal())
+        steps = list_table_steps(directory)
         last = _pin(pin, max(steps, default=0))  # the other run may have gone on when this one is resumed
-        episodes = list(_read_run(directory, [step for step in steps if step <= last], reward))
-        envs = [*episodes[-newest:]] if newest else [*episodes]
+        envs = list(_read_run(directory, [step for step in steps if step <= last], reward))[-(newest or 0) :]
         problem = f"{directory} has no episode{'' if reward is None else f' with a reward {reward}'}"
     if not envs:
         raise UsageError(problem)
@@ -109,13 +112,6 @@ def _read_run(directory: Path, steps: Sequence[int], reward: str | None) -> Iter
                     yield RecordedEpisode(f"{directory.name}/{recorded.group.draw}/{episode.member}", episode)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-
-
 def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Iterator[Env]:
     """Yield the conversations of a file."""
     for number, line in enumerate(content.split(b"\n"), start=1):
@@ -139,17 +135,12 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
         yield Conversation(f"{path.stem}/{number}", messages, tools, trained)
 
 
-def _to_openai(value: Json) -> Json:
-    """Return messages or tools whose functions are in rlkit's shape, `{"name": …, "arguments": {…}}`, in OpenAI's."""
-    if isinstance(value, list):
-        return [_to_openai(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    if isinstance(value.get("arguments"), Mapping) and "name" in value:
-        function: Json = {"name": value["name"], "arguments": json.dumps(value["arguments"])}
-        return {"id": value.get("id", ""), "type": "function", "function": function}
-    if "parameters" in value and "name" in value:
-        return {"type": "function", "function": value}
-    return {
-        name: _to_openai(item) if name in ("messages", "tools", "tool_calls") else item for name, item in value.items()
-    }
+def _to_openai(conversation: dict[str, Any]) -> dict[str, Any]:
+    """Return a conversation, with calls and tools of rlkit's shape, `{"name": …, "arguments": {…}}`, in OpenAI's."""
+    with suppress(LookupError, TypeError, AttributeError):  # the parser names what is malformed
+        for message in conversation["messages"]:
+            calls = message.get("tool_calls") or ()
+            message["tool_calls"] = [encode_tool_call(c, c.get("id", "")) if "arguments" in c else c for c in calls]
+        tools = conversation.get("tools") or ()
+        conversation["tools"] = [{"type": "function", "function": t} if "parameters" in t else t for t in tools]
+    return conversation

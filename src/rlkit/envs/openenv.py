@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, FiniteFloat, JsonValue, ValidationError, WebsocketUrl
 from websockets.asyncio.client import ClientConnection, connect
@@ -28,6 +27,8 @@ MESSAGE_BYTES = 16 << 20
 CLOSE_S = 1.0
 
 type Action = Mapping[str, Json]
+
+_DECODER = json.JSONDecoder()
 
 
 class _Response(BaseModel):
@@ -106,7 +107,9 @@ class OpenEnvTask(Env):
         with suppress(RecursionError):  # ends the search: each further brace would be as deep
             for brace in re.finditer("{", text):
                 with suppress(ValueError):
-                    return _DECODER.raw_decode(text, brace.start())[0]
+                    action, _ = _DECODER.raw_decode(text, brace.start())
+                    json.dumps(action, allow_nan=False)  # JSON has no NaN and infinity, which Python reads
+                    return action
         raise _InvalidActionError("the reply contains no valid action")
 
     def _describe(self, result: _Result) -> str:
@@ -125,21 +128,6 @@ class OpenEnvTask(Env):
         code, message = response.data.get("code"), response.data.get("message")
         error = _InvalidActionError if code == "VALIDATION_ERROR" else EnvironmentFault
         raise error(f"{code or 'ProtocolError'}: {message or response.type}")
-
-
-def _read_number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not finite")
-    return number
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_float=_read_number, parse_constant=_refuse_constant)
-"""Decoder of actions: Python's own reads NaN and infinite numbers, which a server's JSON does not have."""
 
 
 def openenv(

@@ -79,21 +79,19 @@ async def play(
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
-    from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
-
-    with register_policy(policy) as key:
-        config = TrialConfig(
-            task=TaskConfig(path=task),
-            trials_dir=task.parent / "trials",
-            agent=AgentConfig(
-                import_path="rlkit.envs.harbor.agents.agent:RLTerminus2",
-                kwargs={"policy": key, **options},
-                override_timeout_sec=timeout_s,
-            ),
-            environment=EnvironmentConfig(import_path=environment),
-        )
-        result = await (await Trial.create(config)).run()
-        return result, get_agent_end(key)
+    config = TrialConfig(
+        task=TaskConfig(path=task),
+        trials_dir=task.parent / "trials",
+        agent=AgentConfig(
+            import_path="rlkit.envs.harbor.agents.terminus:PolicyTerminus2",
+            kwargs=options,
+            override_timeout_sec=timeout_s,
+        ),
+        environment=EnvironmentConfig(import_path=environment),
+    )
+    trial = await Trial.create(config)
+    trial.agent.policy = policy
+    return await trial.run(), trial.agent.end
 
 
 def reward(result: object) -> float | None:

@@ -104,9 +104,9 @@ def test_service_errors_in_a_row_end_the_agent_and_the_verifier_runs(task: Path)
 
 
 def test_an_agent_can_leave_service_errors_to_harbor(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.envs.harbor.agents.agent import RLTerminus2
+    from rlkit.envs.harbor.agents.terminus import PolicyTerminus2
 
-    monkeypatch.setattr(RLTerminus2, "raised_reasons", frozenset({"service_error"}))
+    monkeypatch.setattr(PolicyTerminus2, "raised_reasons", frozenset({"service_error"}))
     result, end = asyncio.run(play(task, recording(Faulty([], failing=range(1)))))
     assert (result.exception_info.exception_type, reward(result), end.reason) == ("ServiceError", None, "service_error")
 
@@ -253,12 +253,12 @@ def test_a_model_that_exits_its_terminal_ends_the_agent(task: Path) -> None:
 def test_an_error_in_the_agents_code_is_reported_and_the_verifier_runs(
     task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlkit.envs.harbor.agents.agent import RLTerminus2
+    from rlkit.envs.harbor.agents.terminus import PolicyTerminus2
 
     def broken(self: object, terminal_output: str) -> str:
         raise KeyError("broken")
 
-    monkeypatch.setattr(RLTerminus2, "_get_completion_confirmation_message", broken)
+    monkeypatch.setattr(PolicyTerminus2, "_get_completion_confirmation_message", broken)
     result, end = asyncio.run(play(task, ScriptedPolicy([make_reply(DO), *DONE])))
     assert (result.exception_info, reward(result), end.reason) == (None, 1.0, "agent_error")
     assert end.detail == "KeyError: 'broken'"
@@ -347,10 +347,10 @@ def test_unknown_or_ineffective_options_are_one_line_errors(task: Path) -> None:
             asyncio.run(play(task, ScriptedPolicy([]), **options))
 
 
-def test_a_policy_is_found_only_while_it_is_registered() -> None:
-    from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
+def test_an_agent_needs_a_policy_that_is_set(task: Path) -> None:
+    from rlkit.envs.harbor.agents.terminus import PolicyTerminus2
 
-    with register_policy(ScriptedPolicy([])) as key:
-        assert (get_agent_end(key).reason, get_agent_end(key).detail) == ("cancelled", "the agent was not started")
-    with pytest.raises(UsageError, match="no policy is registered"):
-        get_agent_end(key)
+    agent = PolicyTerminus2(task)
+    assert (agent.end.reason, agent.end.detail) == ("cancelled", "the agent was not started")
+    with pytest.raises(UsageError, match=r"the agent has no policy: set `trial\.agent\.policy` before"):
+        _ = agent.policy

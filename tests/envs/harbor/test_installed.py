@@ -312,6 +312,10 @@ export default defineTool({
 });
 """,
 }
+APT = """RUN printf '#!/bin/sh\\n' > /usr/local/bin/apt-get && chmod +x /usr/local/bin/apt-get
+"""
+"""Stands in for Debian's installer: a task without a network cannot renew ca-certificates, which eve asks for."""
+
 EVE_PACKAGES = ["eve@0.25.1", "@ai-sdk/openai@3.0.141", "ai@7.0.173", "zod@4.6.7", "just-bash@3.4.2"]
 
 
@@ -320,6 +324,8 @@ def test_eve_builds_and_runs_the_users_project(task: Path, programs: Path, tmp_p
     for name, text in EVE_PROJECT.items():
         (path := tmp_path / "eve" / name).parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    with (task / "environment" / "Dockerfile").open("a") as file:
+        file.write(APT)
     packages = programs / "eve" / "node_modules"
     execute("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", packages.parent, *EVE_PACKAGES)
     folder, folders = find_program("node24", programs)
@@ -690,6 +696,10 @@ def find_options(name: str, kwargs: Mapping[str, Json]) -> object:
             {"name": "codex", "env": {"OPENAI_BASE_URL": "x"}},
             "agent_env: OPENAI_BASE_URL has the address or key of the",
         ),
+        ({"name": "openhands", "env": {"LLM_BASE_URL": "http://x"}}, "agent_env: LLM_BASE_URL has the address or key"),
+        ({"name": "openhands", "kwargs": {"api_base": "http://x"}}, "agent_kwargs: api_base has the address or key"),
+        ({"name": "qwen-coder", "kwargs": {"base_url": "http://x"}}, "agent_kwargs: base_url has the address or key"),
+        ({"name": "code-puppy", "kwargs": {"base_url": "http://x"}}, "agent_kwargs: base_url has the address or key"),
         ({"name": "kimi-cli", "kwargs": {"api_key": "x"}}, "agent_kwargs: api_key has the address or key of the roll"),
         ({"name": "grok-build", "kwargs": {"grok_config": {"model": 3}}}, "agent_kwargs: grok_conf"),
         ({"name": "shell", "env": {"A": "b"}}, "agent_env has no effect on the shell agent"),

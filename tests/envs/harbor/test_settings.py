@@ -41,15 +41,14 @@ def test_a_missing_environment_is_an_error(name: str, kwargs: dict[str, Json], m
 
 
 def test_each_agent_option_has_one_place() -> None:
-    options = Agent(max_turns=3, parser="xml", kwargs={"interleaved_thinking": True}).options("key")
+    options = Agent(max_turns=3, parser="xml", kwargs={"interleaved_thinking": True}).options
     assert options == {
-        "policy": "key",
         "max_turns": 3,
         "parser_name": "xml",
         "enable_summarize": False,
         "interleaved_thinking": True,
     }
-    assert "max_turns" not in Agent().options("key"), "no limit where nothing is said"
+    assert "max_turns" not in Agent().options, "no limit where nothing is said"
     with pytest.raises(UsageError, match="agent_kwargs: parser_name cannot be set here; set parser instead"):
         Agent(kwargs={"parser_name": "xml"})
 

@@ -35,7 +35,7 @@ def play(
 ) -> tuple[Group, list[Episode]]:
     """A group, and the episodes whose rewards were changed."""
     CALLS.clear()
-    chat, replies_left, scored = ByteChat(), iter(replies), list[Episode]()
+    chat, replies_left, recorded = ByteChat(), iter(replies), list[Episode]()
 
     def author(prompt: str, *, seed: int) -> str:
         return next(replies_left)
@@ -46,11 +46,11 @@ def play(
         {"it": limits},
         seed=0,
         slots=Slots(1),
-        record_score=lambda task, episode: scored.append(episode),
+        record=lambda task, episode: recorded.append(episode),
     )
     task = openreward(target=url, **args)[0]
     group = asyncio.run(player.play(Task(0, "it", task), lambda: ScriptedSampler(author, chat=chat), progress=progress))
-    return group, scored
+    return group, recorded[2 - len(progress.episodes) :]  # after those that ended
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rlkit.envs.openreward.listing import Split, choose_tasks
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import UsageError
 from rlkit.tasks.from_config import task_source
+from rlkit.tasks.provenance import write_manifest
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Json
 from tests.envs.openreward.worlds import Marks, Served
@@ -115,7 +116,7 @@ def make_trainer(url: str, directory: Path, *, resume: bool, **args: object) -> 
 def recorded_eval_tasks(url: str, directory: Path, *, resume: bool = False, **args: object) -> list[str]:
     """Start or resume a run on a server; return the names of its evaluation tasks."""
     trainer = make_trainer(url, directory, resume=resume, **args)
-    trainer._manifest.write(directory)  # pyright: ignore[reportPrivateUsage]  as `train` does, which would need a service
+    write_manifest(directory, trainer._manifest)  # pyright: ignore[reportPrivateUsage]  as `train` does, which would need a service
     return [env.task_id for env in trainer._eval_tasks["held_out"]]  # pyright: ignore
 
 

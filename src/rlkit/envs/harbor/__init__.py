@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from rlkit._util.paths import expand_user
 from rlkit.envs.harbor.outcome import Reward, Rule, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.envs.harbor.tasks import Selection, Split, find_tasks, require_readable
@@ -129,7 +130,7 @@ def harbor(
         phases=PhaseLimits(max_starting, max_playing, max_verifying, starts_per_s),
         rules=Rules(on_timeout, on_overflow, on_agent_error, on_environment_error),
         reward=Reward(reward_key, reward_weights),
-        trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
+        trials_dir=expand_user(trials_dir).absolute() if trials_dir else None,
         keep=keep_trials,
     )
     if [bool(tasks_dir), bool(dataset), file_tasks is not None].count(True) != 1:

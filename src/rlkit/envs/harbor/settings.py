@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,7 @@ from rlkit.policy import Policy
 from rlkit.types import Json
 
 if TYPE_CHECKING:
-    from rlkit.envs.harbor.agents.policy_registry import AgentAccess
+    from rlkit.envs.harbor.agents.agent import AgentAccess
 
 LOCAL = "local"
 LOCAL_SANDBOX = "rlkit.envs.harbor.sandbox:LocalSandbox"
@@ -36,7 +36,7 @@ type Keep = Literal["all", "failed", "none"]
 
 
 AGENTS: Mapping[str, str] = {
-    "terminus-2": "rlkit.envs.harbor.agents.agent:RLTerminus2",
+    "terminus-2": "rlkit.envs.harbor.agents.terminus:PolicyTerminus2",
     "shell": "rlkit.envs.harbor.agents.shell:ShellAgent",
 }
 """Classes of rlkit's agents by name."""
@@ -54,11 +54,9 @@ class Agent:
     env: Mapping[str, str] = field(default_factory=dict[str, str])  # variables of an installed agent
 
     def __post_init__(self) -> None:
-        keys = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize", "policy": None}
-        for name in self.kwargs:
-            if name in keys:
-                fix = f"set {keys[name]} instead" if keys[name] else "remove it, rlkit sets it"
-                raise UsageError(f"agent_kwargs: {name} cannot be set here; {fix}")
+        keys = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize"}
+        for name in filter(keys.__contains__, self.kwargs):
+            raise UsageError(f"agent_kwargs: {name} cannot be set here; set {keys[name]} instead")
         if self.name != "terminus-2":
             for name, is_default in (("parser", self.parser == "json"), ("summarize", not self.summarize)):
                 if not is_default:
@@ -82,32 +80,14 @@ class Agent:
         return self.name not in AGENTS
 
     @property
-    def import_path(self) -> str:
-        """Import path of the class of an agent of rlkit."""
-        return AGENTS[self.name]
-
-    def open(self, policy: Policy, *, endpoint_host: str | None) -> AbstractAsyncContextManager[AgentAccess]:
-        """Let the agent use a policy until the end of the block, see `TrialSettings.open_agent`."""
-        if not self.is_installed:
-            from rlkit.envs.harbor.agents.policy_registry import open_own_agent
-
-            return open_own_agent(self.import_path, policy, self.options)
-        from rlkit.envs.harbor.agents.installed import open_installed_agent
-
-        return open_installed_agent(
-            self.name, policy, self.kwargs, self.env, max_turns=self.max_turns, endpoint_host=endpoint_host
-        )
-
-    @property
     def module(self) -> str:
         """Module that the agent needs."""
-        return "rlkit.envs.harbor.agents.installed" if self.is_installed else self.import_path.partition(":")[0]
+        return "rlkit.envs.harbor.agents.installed" if self.is_installed else AGENTS[self.name].partition(":")[0]
 
-    def options(self, policy: str) -> dict[str, Json]:
-        """Return all options of the agent's class, given the key of its policy."""
-        options: dict[str, Json] = {"policy": policy}
-        if self.max_turns is not None:
-            options["max_turns"] = self.max_turns
+    @property
+    def options(self) -> dict[str, Json]:
+        """All options of the class of an agent of rlkit."""
+        options: dict[str, Json] = {} if self.max_turns is None else {"max_turns": self.max_turns}
         if self.name == "terminus-2":
             options |= {"parser_name": self.parser, "enable_summarize": self.summarize}
         return {**options, **self.kwargs}
@@ -139,13 +119,22 @@ class TrialSettings:
         Raises:
             UsageError: an installed agent cannot reach the policy from its environment.
         """
-        is_remote = self.environment.import_path != LOCAL_SANDBOX
-        if is_remote and self.agent.is_installed and policy.endpoint_host is None:
+        agent, is_remote = self.agent, self.environment.import_path != LOCAL_SANDBOX
+        if not agent.is_installed:
+            from rlkit.envs.harbor.agents.agent import give_policy
+
+            return nullcontext(give_policy(policy, import_path=AGENTS[agent.name], options=agent.options))
+        from rlkit.envs.harbor.agents.installed import open_installed_agent
+
+        host = policy.endpoint_host if is_remote else None
+        if is_remote and host is None:
             raise UsageError(
-                f"the agent {self.agent.name} cannot reach its model from its environment: set rollouts.endpoint_host "
+                f"the agent {agent.name} cannot reach its model from its environment: set rollouts.endpoint_host "
                 "to a name or address under which this machine is reached from there"
             )
-        return self.agent.open(policy, endpoint_host=policy.endpoint_host if is_remote else None)
+        return open_installed_agent(
+            agent.name, policy, agent.kwargs, agent.env, max_turns=agent.max_turns, endpoint_host=host
+        )
 
 
 def make_environment(

@@ -22,11 +22,10 @@ from pydantic import Field
 
 from rlkit._util.seeds import derive_seed
 from rlkit.config.schema import ServiceConfig
-from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import UsageError
-from rlkit.rollout.served_model import ServedModel, open_model
 from rlkit.service.watch import PatientSampler, ServiceWatch
+from rlkit.serving.model import ServedModel, open_model
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.types import Sampling
 from rlkit.workers.resource import WorkerResource
@@ -69,7 +68,7 @@ class TinkerTerminus2(PolicyTerminus2):
     def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
         if self._requested_model is None and cast("TinkerOptions", self.options).checkpoint_path is None:
             raise UsageError("give a model (--model), or a checkpoint (--agent-kwarg checkpoint_path=tinker://…)")
-        return cast("BaseLLM", None)  # `setup` connects, because it is asynchronous
+        return super()._init_llm()
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
@@ -83,13 +82,12 @@ class TinkerTerminus2(PolicyTerminus2):
             top_p=options.top_p,
             top_k=options.top_k,
         )
-        policy = model.make_policy(
+        self.policy = model.make_policy(
             sampling,
             seed=lambda turn: derive_seed(options.seed, "harbor", self.session_id or "", turn),
             context_tokens=options.context_tokens,
         )
         self._model_name = model.name
-        self._llm = self._policy_llm = PolicyLLM(policy, model_name=model.name, reserve_tokens=options.reserve_tokens)
         await super().setup(environment)
 
 

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from rlkit._util.paths import expand_user
 from rlkit._util.seeds import derive_seed
 from rlkit.errors import UsageError
 
@@ -87,7 +88,7 @@ def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
     Raises:
         UsageError: the folder does not exist or has no tasks.
     """
-    folder = folder.expanduser().absolute()
+    folder = expand_user(folder).absolute()
     if not folder.is_dir():
         near = difflib.get_close_matches(folder.name, [path.name for path in folder.parent.glob("*/")], n=1)
         hint = f" Did you mean {str(folder.with_name(near[0]))!r}?" if near else ""

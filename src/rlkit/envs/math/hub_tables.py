@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from rlkit._util import files
-from rlkit._util.files import make_folder
+from rlkit._util.files.lock import make_once
 from rlkit._util.paths import cache_dir
 from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.table_files import Row, read_rows
@@ -82,19 +82,12 @@ def _cache_path(table: Table) -> Path:
 
 def _download(table: Table, path: Path, *, note: Callable[[int], None]) -> None:
     """Download a table into a file, which is either complete or absent."""
-    from filelock import FileLock
 
-    make_folder(path.parent)
-    with FileLock(path.with_suffix(".lock")):  # concurrent processes wait for the first
-        if path.is_file():
-            return
-        unfinished = path.with_suffix(".unfinished")
-        try:
-            with _translate_errors(table.repository):
-                _write_rows(_stream_rows(table), table, unfinished, note)
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+    def write(unfinished: Path) -> None:
+        with _translate_errors(table.repository):
+            _write_rows(_stream_rows(table), table, unfinished, note)
+
+    make_once(path, write)
 
 
 class _Stream(Protocol):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
+from rlkit._util.paths import expand_user
 from rlkit.config.loading.objects import missing_file
 from rlkit.errors import UsageError
 
@@ -27,7 +28,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     Raises:
         UsageError: there is no such file, its suffix is unknown, or it cannot be read.
     """
-    path = path.expanduser()
+    path = expand_user(path)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise UsageError(f"path: {path} has no known format: its name must end in {', '.join(_READERS)}")

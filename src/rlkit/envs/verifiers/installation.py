@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from rlkit._util.paths import cache_dir
+from rlkit._util.paths import cache_dir, expand_user
 from rlkit._util.redaction import is_secret_name
 from rlkit.errors import MissingError, UsageError
 
@@ -54,7 +54,7 @@ def install(packages: Sequence[str], secrets: Sequence[str]) -> Installation:
 
     requirements = list[str]()
     for package in packages:
-        folder = Path(package).expanduser().resolve()
+        folder = expand_user(package).resolve()
         if not folder.is_dir() and not re.search(r"==[^*]+$| @ ", package):
             raise UsageError(f"packages: {package!r} is neither a folder nor pinned: write {package}==VERSION")
         requirements += ["--editable", str(folder)] if folder.is_dir() else [package]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.envs.harbor.terminal_bench.checkout import GitFolder, check_out, find_newest_commit
+from rlkit.envs.harbor.terminal_bench.checkout import check_out, find_newest_commit
+from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
 from rlkit.envs.harbor.terminal_bench.git import GitLimits
 from rlkit.errors import MissingError
 
@@ -18,8 +19,12 @@ from .conftest import BRANCH, Upstream, git
 AT_ONCE = GitLimits(waits_s=(0.0, 0.0))
 
 
-def place(upstream: Upstream, *, url: str | None = None, commit: str = "", folder: str = "tasks") -> GitFolder:
-    return GitFolder(url or upstream.repository.as_uri(), BRANCH, commit or upstream.commit, folder)
+def make_entry(url: str, *, branch: str = BRANCH, commit: str = HEAD, folder: str = "tasks") -> Entry:
+    return Entry(name="d", version="1", github_url=url, branch=branch, commit_hash=commit, dataset_path=folder)
+
+
+def place(upstream: Upstream, *, url: str | None = None, commit: str = "", folder: str = "tasks") -> Entry:
+    return make_entry(url or upstream.repository.as_uri(), commit=commit or upstream.commit, folder=folder)
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
@@ -60,9 +65,9 @@ def test_a_whole_repository_can_be_the_folder(upstream: Upstream, tmp_path: Path
 
 def test_the_newest_commit_of_a_branch_is_looked_up(upstream: Upstream, notes: list[str]) -> None:
     url = upstream.repository.as_uri()
-    assert find_newest_commit(url, BRANCH, note=notes.append) == git(upstream.repository, "rev-parse", BRANCH)
+    assert find_newest_commit(make_entry(url), note=notes.append) == git(upstream.repository, "rev-parse", BRANCH)
     with pytest.raises(MissingError, match="has no branch gone: check the registry's entry"):
-        find_newest_commit(url, "gone", note=notes.append)
+        find_newest_commit(make_entry(url, branch="gone"), note=notes.append)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +103,13 @@ def test_names_that_resemble_network_errors_are_not_retried(
     upstream: Upstream, tmp_path: Path, notes: list[str]
 ) -> None:
     repository = upstream.repository.rename(tmp_path / "openssl-connection-reset.git")
-    odd = GitFolder(repository.as_uri(), "fix-tls/ssl", "a" * 40, "tasks")
+    odd = make_entry(repository.as_uri(), branch="fix-tls/ssl", commit="a" * 40)
     with pytest.raises(
         MissingError, match=r"does not provide commit aaaaaaaaaaaa of branch fix-tls/ssl \(.*\): check the"
     ):
         check_out(odd, tmp_path / "out", note=notes.append, limits=AT_ONCE)
-    missing_folder = GitFolder(
-        f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), BRANCH, "a" * 40, "tasks"
+    missing_folder = make_entry(
+        f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), commit="a" * 40
     )
     with pytest.raises(MissingError, match="check the URL and your permission to read it"):
         check_out(missing_folder, tmp_path / "out", note=notes.append, limits=AT_ONCE)
@@ -134,7 +139,7 @@ def test_only_network_errors_are_retried(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(MissingError):
-        find_newest_commit("https://host/t.git", BRANCH, note=notes.append, limits=AT_ONCE)
+        find_newest_commit(make_entry("https://host/t.git"), note=notes.append, limits=AT_ONCE)
     assert len(notes) == (2 if network else 0)
 
 
@@ -145,7 +150,7 @@ def test_a_deleted_working_folder_does_not_prevent_a_checkout(
     deleted.mkdir()
     monkeypatch.chdir(deleted)
     deleted.rmdir()
-    commit = find_newest_commit(upstream.repository.as_uri(), BRANCH, note=notes.append)
+    commit = find_newest_commit(make_entry(upstream.repository.as_uri()), note=notes.append)
     folder = check_out(place(upstream, commit=commit), tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert "43" in (folder / "answer" / "task.yaml").read_text()
 
@@ -188,7 +193,7 @@ def test_the_ssh_program_that_a_user_set_is_used(
         monkeypatch.setenv(variable, "own")
     settings(monkeypatch, ssh__variant="simple", **({"core__sshCommand": setting} if setting else {}))
     url = f"ssh://host{upstream.repository}"
-    assert find_newest_commit(url, BRANCH, note=notes.append, limits=AT_ONCE) != upstream.commit
+    assert find_newest_commit(make_entry(url), note=notes.append, limits=AT_ONCE) != upstream.commit
     (call,) = (tmp_path / "log").read_text().splitlines()
     assert call.startswith(f"{programs}/{used}host git-upload-pack")
 
@@ -225,7 +230,7 @@ def test_a_silent_server_times_out(upstream: Upstream, tmp_path: Path, notes: li
     silent = socket.create_server(("127.0.0.1", 0))
     url = f"git://127.0.0.1:{silent.getsockname()[1]}/t.git"
     with silent, pytest.raises(MissingError, match=r"git did not finish within 0\.2 s\): check the network"):
-        find_newest_commit(url, BRANCH, note=notes.append, limits=GitLimits(total_s=0.2, waits_s=()))
+        find_newest_commit(make_entry(url), note=notes.append, limits=GitLimits(total_s=0.2, waits_s=()))
 
 
 def test_a_long_call_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +245,7 @@ def test_a_long_call_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (tmp_path / "seen").touch()
 
     with pytest.raises(MissingError):
-        find_newest_commit("https://host/t.git", BRANCH, note=note, limits=GitLimits(note_every_s=0.01))
+        find_newest_commit(make_entry("https://host/t.git"), note=note, limits=GitLimits(note_every_s=0.01))
     assert notes[0] == "git: config has been running for 0 s"
 
 

@@ -29,8 +29,8 @@ from harbor.utils.env import resolve_env_vars
 from rlkit._util.redaction import is_secret_name
 from rlkit.config.loading.nodes import from_python, merge, plain
 from rlkit.endpoint import Endpoint, open_endpoint
+from rlkit.envs.harbor.agents.agent import AgentAccess
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, sum_tallies
-from rlkit.envs.harbor.agents.policy_registry import AgentAccess
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.policy import Policy
 from rlkit.types import Json
@@ -57,6 +57,7 @@ class _Connection:
 _CONNECTIONS: Mapping[str, _Connection] = {
     "aider": _Connection("openai/openai/policy"),  # it drops the first provider, and its library needs one
     "claude-code": _Connection("claude-sonnet-4-5"),  # with others it puts system messages amid conversations
+    "code-puppy": _Connection(options={"base_url": "{url}"}),
     "copilot-cli": _Connection(
         "gpt-5-mini",  # with names that it does not know it sends top_p
         {
@@ -79,8 +80,12 @@ _CONNECTIONS: Mapping[str, _Connection] = {
     "langgraph": _Connection(),
     "nemo-agent": _Connection(options={"llm_type": "openai"}),
     "openclaw": _Connection(),
+    "openhands": _Connection(  # it would prefer these to its other variables
+        variables={"LLM_BASE_URL": "{url}", "LLM_API_KEY": "{key}"}, options={"api_base": "{url}"}
+    ),
     "openhands-sdk": _Connection(variables={"LLM_BASE_URL": "{url}", "LLM_API_KEY": "{key}"}),
     "pi": _Connection(options={"model_api": "openai-completions"}),
+    "qwen-coder": _Connection(options={"base_url": "{url}", "api_key": "{key}"}),
     "swe-agent": _Connection(options={"per_instance_cost_limit": "0"}),  # it knows no price of the policy
     "trae-agent": _Connection(options={"top_p": "1"}),
     "vibe": _Connection(options={"backend": "generic"}),

@@ -14,7 +14,6 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast, override
 
 from harbor.agents.base import BaseAgent
@@ -25,6 +24,7 @@ from pydantic import Field, model_validator
 
 from rlkit._util.json_values import safe_str
 from rlkit._util.sections import validate_fields
+from rlkit.envs.harbor.agents.agent import PolicyAgent
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, count_tokens
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
@@ -35,7 +35,6 @@ from rlkit.envs.harbor.agents.commands import (
     read_command,
     split_output,
 )
-from rlkit.envs.harbor.agents.policy_registry import find_registration
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
 from rlkit.policy import Policy
@@ -56,7 +55,6 @@ type Example = Annotated[list[str], Field(min_length=2)]
 class ShellOptions(AgentOptions):
     """The options of `ShellAgent`."""
 
-    policy: str = Field(default="", description="Key of a policy that is registered in this process.")
     max_turns: int | None = Field(
         default=None, ge=1, description="Replies of the model in each step of a task; by default limited by time only."
     )
@@ -82,7 +80,7 @@ class ShellOptions(AgentOptions):
         return self
 
 
-class ShellAgent(BaseAgent):
+class ShellAgent(PolicyAgent, BaseAgent):
     """An agent that runs one command per turn and shows the model its output.
 
     The command is a reply's first fenced block, or its first line if there is none. `exit`, `done` and an empty reply
@@ -90,12 +88,6 @@ class ShellAgent(BaseAgent):
     """
 
     options_model: ClassVar[type[AgentOptions] | None] = ShellOptions
-
-    def __init__(self, logs_dir: Path, model_name: str | None = None, **options: Any) -> None:
-        super().__init__(logs_dir, model_name, **options)
-        self._settings = cast("ShellOptions", self.options)
-        registration = find_registration(self._settings.policy)
-        self._policy, self._tallies = registration.policy, registration.tallies
 
     @classmethod
     @override
@@ -117,9 +109,9 @@ class ShellAgent(BaseAgent):
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        tally, turn_count = Tally(), len(self._policy.turns)
-        self._tallies.append(tally)
-        episode = _Episode(self._policy, environment, self._settings, tally)
+        tally, turn_count = Tally(), len(self.policy.turns)
+        self.tallies.append(tally)
+        episode = _Episode(self.policy, environment, cast("ShellOptions", self.options), tally)
         try:
             await episode.play(instruction)
         except (EnvironmentDown, UsageError, MissingError) as error:
@@ -131,8 +123,8 @@ class ShellAgent(BaseAgent):
             self.logger.exception("the agent's own code failed")
             tally.record_error(error)
         finally:
-            tally.count_turns(self._policy.turns[turn_count:])
-            context.n_input_tokens, context.n_output_tokens = count_tokens(self._policy.turns, turn_count)
+            tally.count_turns(self.policy.turns[turn_count:])
+            context.n_input_tokens, context.n_output_tokens = count_tokens(self.policy.turns, turn_count)
             context.n_cache_tokens = 0
             context.metadata = {"end": tally.reason, "end_detail": tally.detail}
             lines = "".join(f"{json.dumps(message)}\n" for message in episode.messages)

@@ -27,7 +27,7 @@ from harbor.agents.terminus_2.terminus_2 import Command, Terminus2, Terminus2Opt
 from harbor.agents.terminus_2.terminus_json_plain_parser import ParseResult
 from harbor.agents.terminus_2.tmux_session import TmuxSession
 from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
+from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse, OutputLengthExceededError
 from harbor.llms.chat import Chat
 from harbor.models.agent.context import AgentContext, ModelUsage
 from harbor.models.trajectories import SubagentTrajectoryRef
@@ -36,6 +36,7 @@ from pydantic import Field
 
 from rlkit._util.json_values import safe_str
 from rlkit._util.sections import validate_fields
+from rlkit.envs.harbor.agents.agent import PolicyAgent
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally, count_tokens
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
@@ -72,8 +73,8 @@ class PolicyOptions(Terminus2Options):
     )
 
 
-class PolicyTerminus2(Terminus2):
-    """Terminus2 with a policy, which a subclass provides in `_init_llm`.
+class PolicyTerminus2(PolicyAgent, Terminus2):
+    """Terminus2 with a policy.
 
     It has the options of Terminus2 without those of services, and `max_tokens` and `reserve_tokens`. By default it does
     not summarise or record the terminal, and `proactive_summarization_threshold` is at most a quarter of the context.
@@ -90,7 +91,6 @@ class PolicyTerminus2(Terminus2):
             raise UsageError(f"agent options.{name}: has no effect with a policy")
         defaults = {"record_terminal_session": False, "enable_summarize": False, "suppress_max_turns_warning": True}
         self._free_tokens = kwargs.get("proactive_summarization_threshold")
-        self.tallies: list[Tally] = []
         self._tally = Tally()
         self._is_truncated = False
         self._is_confirmed = False
@@ -108,7 +108,19 @@ class PolicyTerminus2(Terminus2):
         return _SafeParser(cast("_Parser", super()._get_parser()))
 
     @override
+    def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
+        return cast("BaseLLM", None)  # `setup` makes it, because the policy comes later
+
+    @override
     async def setup(self, environment: BaseEnvironment) -> None:
+        options = cast("PolicyOptions", self.options)
+        self._llm = self._policy_llm = PolicyLLM(
+            self.policy,
+            model_name=self._model_name,
+            max_tokens=options.max_tokens,
+            reserve_tokens=options.reserve_tokens,
+            temperature=options.temperature,
+        )
         await super().setup(environment)
         if self._session is not None:
             self._session.environment = cast("BaseEnvironment", _GuardedEnvironment(environment))
@@ -131,14 +143,14 @@ class PolicyTerminus2(Terminus2):
         self._tally = tally = Tally()
         self.tallies.append(tally)
         self._is_truncated = self._is_confirmed = False
-        turn_count = len(self._policy_llm.policy.turns)
+        turn_count = len(self.policy.turns)
         try:
             await super().run(instruction, environment, context)
         except Exception as error:
             tally.record_end("agent_error", f"{type(error).__name__}: {safe_str(error)}", error)
             raise
         finally:
-            turns = self._policy_llm.policy.turns
+            turns = self.policy.turns
             tally.llm_s = sum(turn.seconds for turn in turns[turn_count:])
             self._fill_context(context, *count_tokens(turns, turn_count))
             super()._dump_trajectory()

@@ -10,16 +10,13 @@ import hashlib
 import json
 import secrets
 import shutil
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from rlkit._util.paths import cache_dir
+from rlkit._util.files.lock import make_once
+from rlkit._util.paths import cache_dir, expand_user
 from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasksSettings, generate_file_tasks
 from rlkit.errors import UsageError
-
-_LEFTOVER_S = 3600.0  # minimum age of an abandoned temporary folder; writing takes seconds
 
 _SETTINGS = """schema_version = "1.4"
 
@@ -82,53 +79,34 @@ def cache_file_tasks(settings: FileTasksSettings) -> Path:
     """Return the folder of the tasks in rlkit's cache; write it if it is missing."""
     texts = _make_texts(settings)
     digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
-    target = cache_dir() / "file-tasks" / digest
-    _remove_leftovers(target.parent, now_s=time.time())
-    if not (target.is_dir() and any(target.iterdir())):
-        with suppress(FileExistsError):  # another process wrote it first
-            _write(texts, target)
-    return target
-
-
-def _remove_leftovers(folder: Path, *, now_s: float) -> None:
-    """Remove temporary folders of killed processes. Folders younger than `_LEFTOVER_S` may be in use."""
-    for path in folder.glob(".*.tmp"):
-        with suppress(FileNotFoundError):  # another process removed it first
-            if now_s - path.stat().st_mtime > _LEFTOVER_S:
-                shutil.rmtree(path, ignore_errors=True)
+    return make_once(cache_dir() / "file-tasks" / digest, lambda unfinished: _write(texts, unfinished))
 
 
 def write_file_tasks(settings: FileTasksSettings, target: Path) -> int:
     """Write the tasks to a folder and return their number; UsageError if it is not empty or cannot be written."""
-    target = target.expanduser().absolute()
+    target = expand_user(target).absolute()
+    temporary, texts = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp", _make_texts(settings)
     try:
-        return _write(_make_texts(settings), target)
-    except FileExistsError:
-        raise UsageError(f"--to: {target} exists and is not empty; choose another folder") from None
+        if target.is_dir() and any(target.iterdir()):
+            raise UsageError(f"--to: {target} exists and is not empty; choose another folder")
+        _write(texts, temporary)
+        temporary.rename(target)
     except NotADirectoryError:
         raise UsageError(f"--to: {target} is or lies in a file; choose another folder") from None
     except OSError as error:
         raise UsageError(f"--to: {target} cannot be written: {error.strerror}; choose another folder") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return len(texts)
 
 
 def _make_texts(settings: FileTasksSettings) -> Mapping[str, Mapping[str, str]]:
     return {task.task_id: make_task_files(task) for task in generate_file_tasks(settings)}
 
 
-def _write(texts: Mapping[str, Mapping[str, str]], target: Path) -> int:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        for name, files in texts.items():
-            for path, text in files.items():
-                file = temporary / name / path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
-        try:
-            temporary.rename(target)
-        except OSError as error:
-            if target.is_dir() and any(target.iterdir()):
-                raise FileExistsError(target) from error
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return len(texts)
+def _write(texts: Mapping[str, Mapping[str, str]], folder: Path) -> None:
+    for name, files in texts.items():
+        for path, text in files.items():
+            file = folder / name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlkit._util.paths import expand_user
 from rlkit._util.redaction import show_url
 from rlkit._util.threads import run_in_new_loop
 from rlkit.envs.harbor.registries.registry_files import read_rows
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from harbor.models.trial.config import TaskConfig
 
     from rlkit.envs.harbor.tasks import Selection
-
-HARBOR_REGISTRY_NAME = "Harbor's registry"
 
 
 def fetch(
@@ -54,7 +53,7 @@ def fetch(
     name, version = parse_dataset(dataset)
     source = registry or (REGISTRY_URL if is_published(name, version) else None)
     if source in (None, DEFAULT_REGISTRY_URL):
-        return _fetch_from_harbor(dataset, selection, None, registry_name=HARBOR_REGISTRY_NAME)
+        return _fetch_from_harbor(dataset, selection, None, registry_name="Harbor's registry")
     rows = read_rows(source, note=note)
     entries = [row for row in rows if "github_url" in row]  # rows of Harbor list tasks instead
     others = [row for row in rows if "github_url" not in row]
@@ -109,7 +108,7 @@ async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[
         raise MissingError(f"dataset: {dataset} has {count} tasks named {name!r}: set tasks_dir to their folder")
     selected = [tasks[name] for name in selection.select(list(tasks))]
     downloads = await TaskClient().download_tasks(task_ids=[task.get_task_id() for task in selected])
-    return {_get_name(task): path.expanduser().absolute() for task, path in zip(selected, downloads.paths, strict=True)}
+    return {_get_name(task): expand_user(path).absolute() for task, path in zip(selected, downloads.paths, strict=True)}
 
 
 def _get_name(task: TaskConfig) -> str:

@@ -11,11 +11,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 from rlkit._util import files
-from rlkit._util.paths import cache_dir
+from rlkit._util.paths import cache_dir, expand_user
 from rlkit._util.redaction import hide_credentials, is_malformed_url, show_url
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
@@ -40,7 +39,7 @@ def read_rows(
         _check_url(registry)
         return _download(registry, note, sleep)
     try:
-        text = Path(registry).expanduser().read_text(encoding="utf-8")
+        text = expand_user(registry).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"registry: {registry} cannot be read: {reason}") from None

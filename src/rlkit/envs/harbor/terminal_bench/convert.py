@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from yaml.error import MarkedYAMLError
 
 from rlkit._util import files
+from rlkit._util.paths import expand_user
 from rlkit.envs.harbor.tasks import OLD_TASK_FILE, find_task_fault
 from rlkit.envs.harbor.terminal_bench.build_contexts import find_context_fault
 from rlkit.envs.harbor.terminal_bench.differences import PYTEST, get_parser_name, list_differences
@@ -86,7 +87,7 @@ def convert(source: Path, target: Path) -> Conversion:
         UsageError: `source` has no terminal-bench 1 task, or `target` is inside `source` or is not writable.
         MissingError: the disk is full.
     """
-    source, target = source.expanduser().absolute(), target.expanduser().absolute()
+    source, target = expand_user(source).absolute(), expand_user(target).absolute()
     if not source.is_dir():
         raise UsageError(f"{source} is not a folder")
     if target.is_relative_to(source):

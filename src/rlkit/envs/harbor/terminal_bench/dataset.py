@@ -14,11 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rlkit._util import files
-from rlkit._util.files.lock import wait_for_lock
+from rlkit._util.files.lock import make_once
 from rlkit._util.paths import cache_dir
-from rlkit._util.redaction import show_url
 from rlkit.envs.harbor.tasks import Selection, join_names
-from rlkit.envs.harbor.terminal_bench.checkout import GitFolder, check_out, find_newest_commit
+from rlkit.envs.harbor.terminal_bench.checkout import check_out, find_newest_commit
 from rlkit.envs.harbor.terminal_bench.convert import Conversion, convert, list_old_tasks
 from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
 from rlkit.errors import MissingError, UsageError
@@ -53,8 +52,7 @@ def select_tasks(
     """
     newest = _find_newest_commit(entry, note=note) if entry.commit_hash == HEAD else None
     commit = entry.commit_hash if newest is None else str(pin_commit(newest))
-    source = GitFolder(url=entry.github_url, branch=entry.branch, commit=commit, folder=entry.dataset_path)
-    dataset = _load_converted(source, name=entry.label, note=note)
+    dataset = _load_converted(entry.model_copy(update={"commit_hash": commit}), note=note)
     if newest is not None and (commit == newest or not _branch_file(entry).is_file()):
         files.write_text(_branch_file(entry), commit)
     tasks = {path.name: path for path in dataset.folders}
@@ -79,39 +77,28 @@ def select_tasks(
     return playable
 
 
-def _load_converted(source: GitFolder, *, name: str, note: Note) -> Conversion:
-    """Load converted tasks; fetch and convert them if this machine does not have them.
-
-    Args:
-        name: name of the dataset in messages.
-    """
-    parent = _cache_folder() / source.commit
-    folder = parent / _digest(source.url, source.folder, str(CONVERSION))
-    if not folder.is_dir():
-        files.make_folder(parent)
-        waiting = f"waiting for another process that fetches {name}"
-        with wait_for_lock(folder.with_suffix(".lock"), lambda: note(waiting)):
-            if not folder.is_dir():
-                unfinished = folder.with_suffix(".unfinished")
-                try:
-                    _convert(source, unfinished, name=name, note=note)
-                    unfinished.replace(folder)
-                finally:
-                    shutil.rmtree(unfinished, ignore_errors=True)
+def _load_converted(entry: Entry, *, note: Note) -> Conversion:
+    """Load converted tasks; fetch and convert them if this machine does not have them."""
+    folder = make_once(
+        _cache_folder() / entry.commit_hash / _digest(entry.github_url, entry.dataset_path, str(CONVERSION)),
+        lambda unfinished: _convert(entry, unfinished, note=note),
+        on_wait=lambda: note(f"waiting for another process that fetches {entry.label}"),
+    )
     report = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
     return Conversion(list((folder / _TASKS).iterdir()), report["failed"], report["differences"])
 
 
-def _convert(source: GitFolder, target: Path, *, name: str, note: Note) -> None:
-    shutil.rmtree(target, ignore_errors=True)  # left by a killed process
+def _convert(entry: Entry, target: Path, *, note: Note) -> None:
     repository = target / "repository"
-    note(f"fetching {name}: {source.folder} at commit {source.commit[:12]}")
-    folder = check_out(source, repository, note=note)
+    note(f"fetching {entry.label}: {entry.dataset_path} at commit {entry.commit_hash[:12]}")
+    folder = check_out(entry, repository, note=note)
     tasks = list_old_tasks(folder)
     if not tasks:
         archives = "; its tasks are zip archives, which are not supported" if any(folder.glob("*.zip")) else ""
-        raise UsageError(f"dataset: {name} has no terminal-bench 1 task in its folder {source.folder}{archives}")
-    note(f"converting the {len(tasks)} tasks of {name}")
+        raise UsageError(
+            f"dataset: {entry.label} has no terminal-bench 1 task in its folder {entry.dataset_path}{archives}"
+        )
+    note(f"converting the {len(tasks)} tasks of {entry.label}")
     refused = {task.name: reason for task in tasks if (reason := _find_refusal(task)) is not None}
     for path in (folder / task for task in refused):
         if path.is_symlink():
@@ -121,9 +108,6 @@ def _convert(source: GitFolder, target: Path, *, name: str, note: Note) -> None:
     conversion = convert(folder, target / _TASKS) if len(refused) < len(tasks) else Conversion((), {}, {})
     files.make_folder(target / _TASKS)
     report = {
-        "url": show_url(source.url),
-        "commit": source.commit,
-        "folder": source.folder,
         "failed": refused | dict(conversion.failed),
         "differences": {task: list(lines) for task, lines in conversion.differences.items()},
     }
@@ -156,7 +140,7 @@ def _find_link_fault(link: Path, task: Path) -> str | None:
 def _find_newest_commit(entry: Entry, *, note: Note) -> str:
     """Return the newest commit of the entry's branch; the last converted commit if the repository is unreachable."""
     try:
-        return find_newest_commit(entry.github_url, entry.branch, note=note)
+        return find_newest_commit(entry, note=note)
     except MissingError as error:
         file = _branch_file(entry)
         if not file.is_file():

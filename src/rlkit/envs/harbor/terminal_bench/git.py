@@ -102,7 +102,8 @@ class Git:
                 while (outputs := self._wait(process, start_s=start_s)) is None:
                     self.note(f"git: {arguments[0]} has been running for {monotonic() - start_s:.0f} s")
             finally:
-                _kill(process)
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # with git's helper processes
         out, messages = outputs
         if process.returncode != 0:
             message = " ".join(messages.decode(errors="replace").split())
@@ -146,10 +147,3 @@ def _make_environment() -> dict[str, str]:
 _REPOSITORY_VARIABLES = frozenset(
     {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX"}
 )
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a running call and its process group, which includes git's helper processes."""
-    if process.returncode is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
