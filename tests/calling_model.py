@@ -126,10 +126,11 @@ def train_agent(
     (report,) = asyncio.run(audit(result.directory)).values()
     assert report.mismatch is None
     graded = [[episode for episode in group.episodes if episode.reward is not None] for group in groups]
-    assert any(len({episode.reward for episode in episodes}) > 1 for episodes in graded), "equal rewards teach nothing"
+    rewards = [[episode.reward for episode in episodes] for episodes in graded]
+    assert any(len(set(values)) > 1 for values in rewards), f"equal rewards teach nothing: {rewards}"
     turns = [turn for episodes in graded for episode in episodes for turn in episode.turns]
     assert report.tokens == sum(len(turn.completion) for turn in turns)
-    return [float(np.mean([episode.reward for episode in episodes])) for episodes in graded]
+    return [float(np.mean(values)) for values in rewards]
 
 
 def check_learning(model: Path, env: rlkit.Env) -> None:
@@ -203,8 +204,14 @@ def teach(path: Path, episodes: Sequence[Sequence[Turn]]) -> None:
 
     config = json.loads((path / "config.json").read_text())
     weights = {name: value.requires_grad_() for name, value in load_file(path / "model.safetensors").items()}
-    pairs = [(join_prompt(turns, turn), turn.completion) for turns in episodes for turn in turns]
     histories = [tuple(turn.completion.tobytes() for turn in turns) for turns in episodes]
+    # Prompts with equal replies before them differ in times and ids, from which the model must not learn its reply.
+    prompts = dict[tuple[bytes, ...], Tokens]()
+    pairs = [
+        (prompts.setdefault(history[:number], join_prompt(turns, turn)), turn.completion)
+        for turns, history in zip(episodes, histories, strict=True)
+        for number, turn in enumerate(turns)
+    ]
     counts = Counter(history[:length] for history in histories for length in range(len(history) + 1))
     best = sum(
         math.log(counts[history[:n]] / counts[history[: n + 1]]) for history in histories for n in range(len(history))

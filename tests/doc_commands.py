@@ -41,5 +41,5 @@ def run_of(words: Sequence[str]) -> Config:
             assert kind in BUILT_IN, f"{field}: there is no environment {kind!r}"
             function = load_object(BUILT_IN[kind], field=field)
             assert callable(function)
-            bind(function, spec.args, field=field, defaults={}, load=load_object)
+            bind(function, spec.args, field=f"{field}.args", defaults={}, load=load_object)
     return config

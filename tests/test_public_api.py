@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import rlkit
-import rlkit.api
+from rlkit.config.schema.keywords import Settings
 
 HEAVY = ("torch", "transformers", "tinker", "tinker_cookbook", "harbor", "openreward", "wandb")
 
@@ -41,5 +41,5 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_train_takes_each_field_of_the_configuration_as_a_keyword() -> None:
-    keywords = {*rlkit.api.Settings.__annotations__, "envs", "advantage", "loss"}
+    keywords = {*Settings.__annotations__, "envs", "advantage", "loss"}
     assert keywords == set(rlkit.Config.model_fields)

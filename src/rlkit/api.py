@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, cast
+from typing import Unpack, cast
 
-from rlkit._util.threads import run
+from rlkit._util.threads import DaemonThreadPool, Interruptible
 from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.losses import LossFunction
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory, require_run_directory
 from rlkit.config.schema import Config
+from rlkit.config.schema.keywords import SectionLike, Settings
 from rlkit.env import is_env
 from rlkit.tasks.sources import Tasks
 from rlkit.trackers import RunResult, Tracker
@@ -25,41 +24,7 @@ from rlkit.training.trainer import RLTrainer
 CLEAN_UP_S = 10.0
 """Time limit for the clean-up of a run that was interrupted twice."""
 
-type SectionLike = Mapping[str, object]
-"""A section of the configuration, such as `{"group_size": 4}`."""
-
-
-class Settings(TypedDict, total=False):
-    """Fields of `Config` as keywords."""
-
-    model: str
-    name: str | None
-    seed: int
-    epochs: int | None
-    steps: int | None
-    load_checkpoint: str | None
-    budget_usd: float | None
-    budget_tokens: int | None
-    max_hours: float | None
-    sampling: SectionLike
-    source: SectionLike
-    warm_start: SectionLike
-    batch: SectionLike
-    rollouts: SectionLike
-    schedule: SectionLike
-    reward: Literal["train", "none"]
-    teacher: SectionLike
-    kl_penalty: SectionLike
-    length_penalty: SectionLike
-    lora: SectionLike
-    optimizer: SectionLike
-    checkpoint: SectionLike
-    best: SectionLike
-    eval: SectionLike
-    prices: SectionLike
-    service: SectionLike
-    chat: SectionLike
-    track: SectionLike
+_SIGNAL_S = 1.0  # the system may give a signal to another thread, which does not wake the thread that must handle it
 
 
 def train(
@@ -149,29 +114,17 @@ def _run_in_thread[T](make: Callable[[], Coroutine[object, object, T]], stop: St
     The first interrupt asks the run to finish its step and save. The second cancels it, and so does the first if the
     run is still preparing and has no step.
     """
-    result = Future[T]()
-    cancel: Callable[[], object] = lambda: None  # noqa: E731  until there is a task
-
-    async def main() -> T:
-        nonlocal cancel
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None  # asyncio.run makes one
-        cancel = lambda: loop.call_soon_threadsafe(task.cancel)  # noqa: E731  as above
-        return await make()
-
-    def run_main() -> None:
-        try:
-            result.set_result(run(main()))
-        except BaseException as error:  # raised again in the caller's thread
-            result.set_exception(error)
-
-    threading.Thread(target=run_main, name="rlkit-train", daemon=True).start()
+    interruptible, thread = Interruptible(), DaemonThreadPool(1, name="rlkit-train")
+    result = thread.submit(lambda: interruptible.run(make()))
+    thread.shutdown(wait=False)  # it ends after this call
     while True:
         try:
+            while not result.done():
+                wait([result], _SIGNAL_S)
             return result.result()
         except KeyboardInterrupt:
             if stop.is_requested or not stop.is_watched:
-                cancel()
+                interruptible.interrupt()
                 wait([result], CLEAN_UP_S)
                 raise
             stop.request()

@@ -25,7 +25,7 @@ class Limits:
 
 
 NO_OPPONENTS = "opponent(): this policy has no weights but its own; play it in a training run"
-NO_DEMONSTRATIONS = "demonstrate(): this policy only samples; train on conversations in the process of a training run"
+_NO_DEMONSTRATIONS = "demonstrate(): this policy only samples; train on conversations in the process of a training run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,11 @@ class Policy(ABC):
             EnvironmentFault: the conversation does not fit the context, the chat format cannot write it as a prompt
                 and its reply, or the environment is one that samples.
         """
-        raise EnvironmentFault(NO_DEMONSTRATIONS)
+        raise EnvironmentFault(_NO_DEMONSTRATIONS)
 
     def replay(self, turns: Sequence[Turn]) -> None:
         """Record the turns of an earlier episode, token for token; errors as in `demonstrate`."""
-        raise EnvironmentFault(NO_DEMONSTRATIONS)
+        raise EnvironmentFault(_NO_DEMONSTRATIONS)
 
     def _reward_turn(self, value: float, role: str | None) -> None:
         """Add a reward to the last turn of a role that is not frozen; the base class ignores it."""
@@ -257,8 +257,9 @@ class NoSampler:
         raise AssertionError("there are no weights to sample from")
 
 
-type OpponentSamplers = Callable[[int | str], Awaitable[Sampler]]
-"""Returns the sampler of an opponent, by its step or checkpoint; EnvironmentFault if its weights are not available."""
+type OpponentSamplers = Callable[[int | str, Callable[[], Sampler]], Awaitable[Sampler]]
+"""Returns the sampler of an opponent, by its step or checkpoint and a function that returns the sampler of the newest
+weights; EnvironmentFault if the opponent's weights are not available."""
 
 
 class Samplers(NamedTuple):

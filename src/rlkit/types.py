@@ -103,12 +103,9 @@ class Prompt:
         return join([self, tail])
 
 
-_NO_TOKENS = np.empty(0, np.int32)
-
-
 def join(prompts: Sequence[Prompt]) -> Prompt:
     """Join prompts, copying each once."""
-    tokens = np.concatenate([prompt.tokens for prompt in prompts]) if prompts else _NO_TOKENS
+    tokens = np.concatenate([prompt.tokens for prompt in prompts]) if prompts else np.empty(0, np.int32)
     if not any([prompt.images for prompt in prompts]):  # noqa: C419  a list, which is faster than a generator for two
         return Prompt(tokens)
     images, start = list[Image](), 0
@@ -367,8 +364,7 @@ class Sampling:
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # probability mass of the nucleus; 1 keeps all tokens
     top_k: int = -1  # number of likeliest tokens to keep; -1 keeps all
-    # Strings or token ids that end a turn; None for the model's own end of turn.
-    stop: tuple[str, ...] | tuple[int, ...] | None = None
+    stop: tuple[str, ...] | tuple[int, ...] | None = None  # strings or tokens that end a turn; None for the model's own
     forcing: BudgetForcing | None = None  # budget forcing of chat replies; None leaves long replies truncated
 
 

@@ -11,6 +11,12 @@ from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from tests.simulation import Word
 
 
+def test_a_path_of_an_unknown_user_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert paths.expand_user("~/runs") == Path("/home/me/runs")
+    assert paths.expand_user(Path("~no-such-user/runs")) == Path("~no-such-user/runs")
+
+
 @pytest.mark.parametrize("name", ["RLKIT_RUNS_DIR", "RLKIT_ENGINE_DIR", "RLKIT_CACHE_DIR"])
 def test_a_relative_folder_is_resolved_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import as_estimator, step_estimator
-from rlkit.algorithms.datums import OverlongAction, Preparation, PreparedGroup, episode_data, trained_tokens
+from rlkit.algorithms.datums import OverlongAction, Preparation, PreparedGroup, episode_data, sequence_lengths
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import Normalization
 from rlkit.errors import EnvironmentFault, RunFailed
@@ -270,4 +270,5 @@ def test_normalization_scales_advantages_only() -> None:
 
 @given(histories())
 def test_predicted_tokens_of_an_episode_are_those_of_its_sequences(turns: list[Turn]) -> None:
-    assert trained_tokens(episode(1.0, turns=turns)) == sum(len(datum.targets) for datum in make_data(*turns))
+    lengths = sequence_lengths(episode(1.0, turns=turns))
+    assert [length - 1 for length in lengths] == [len(datum.targets) for datum in make_data(*turns)]

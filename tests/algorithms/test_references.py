@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import as_estimator, step_estimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
-from rlkit.algorithms.estimator import NoAdvantage
+from rlkit.algorithms.estimator import ConstantAdvantage
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.references import Reference, discounted_sums
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
@@ -67,6 +67,9 @@ def compute_by_hand(
                 row[place] += coefficient * discount**distance * (mean - drifts[number, later_place])
         rows.append(row)
     return rows, list(drifts.values())
+
+
+NO_ADVANTAGES = {"env": ConstantAdvantage(value=0)}
 
 
 @given(sequences(), st.floats(0.01, 3), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
@@ -179,7 +182,7 @@ def compute_teacher_by_hand(data: Sequence[Datum], weight: float, discount: floa
 def test_a_teacher_adds_the_uncentred_ratio_of_each_sampled_token(
     data: list[Datum], weight: float, discount: float, clip: float | None
 ) -> None:
-    teacher = Reference(score, weight, discount, is_teacher=True, clip=clip)
+    teacher = Reference(score, weight, discount, is_teacher=True, clip=clip or np.inf)
     taught = teacher.apply(data, asyncio.run(teacher.drifts(data, [turn([1], [1])] * len(data))))
     terms = [b.advantages[b.mask] - a.advantages[a.mask] for a, b in zip(data, taught, strict=True)]
     expected = compute_teacher_by_hand(data, weight, discount, clip)
@@ -188,7 +191,7 @@ def test_a_teacher_adds_the_uncentred_ratio_of_each_sampled_token(
 
 
 def test_a_teacher_is_a_signal_without_rewards() -> None:
-    preparation = Preparation({"env": NoAdvantage()}, references={"env": [Reference(score, 1.0, is_teacher=True)]})
+    preparation = Preparation(NO_ADVANTAGES, references={"env": [Reference(score, 1.0, is_teacher=True)]})
     prepared = asyncio.run(preparation.prepare(group([0])))
     assert prepared.has_signal
     assert [row.any() for row in prepared.advantages] == [False]
@@ -199,7 +202,7 @@ def test_a_teacher_is_a_signal_without_rewards() -> None:
 def test_a_teacher_counts_in_its_steps_only(version: int, is_active: bool) -> None:
     played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3], version=version)]),))
     teacher = Reference(score, 1.0, is_teacher=True, first_step=2, last_step=3)
-    prepared = asyncio.run(Preparation({"env": NoAdvantage()}, references={"env": [teacher]}).prepare(played))
+    prepared = asyncio.run(Preparation(NO_ADVANTAGES, references={"env": [teacher]}).prepare(played))
     assert bool(prepared.drifts) == prepared.has_signal == is_active
 
 
@@ -221,8 +224,8 @@ def test_a_teacher_sees_its_own_prompt_and_the_same_reply() -> None:
     ]
     played = Group("env", "task", 0, (episode(1.0, turns=turns),))
     teacher = Reference(note_tokens, 1.0, is_teacher=True, make_context=make_context)
-    asyncio.run(Preparation({"env": NoAdvantage()}, references={"env": [teacher]}).prepare(played))
+    asyncio.run(Preparation(NO_ADVANTAGES, references={"env": [teacher]}).prepare(played))
     assert sorted(seen) == [[1, 7, 7, 7, 3, 4, 5, 6], [2, 7, 7, 7, 9, 10]]
     bare = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2])]),))
     with pytest.raises(EnvironmentFault, match=r"use policy\.chat, or leave out teacher\.prompt"):
-        asyncio.run(Preparation({"env": NoAdvantage()}, references={"env": [teacher]}).prepare(bare))
+        asyncio.run(Preparation(NO_ADVANTAGES, references={"env": [teacher]}).prepare(bare))

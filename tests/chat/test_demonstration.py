@@ -176,14 +176,14 @@ def test_the_first_message_is_trained_without_the_default_system_prompt(
     ((_, prompt, tokens),) = split_conversation(chat, TALK[1:3], [], [0])
     assert "You are kind." in chat.decode(prompt.tokens)
     assert chat.decode(tokens).split() == ["user", "2", "+", "2?"]
-    assert (prompt + Prompt(tokens)).tokens.tolist() == chat.render_whole(TALK[1:2]).tokens.tolist()
+    assert (prompt + Prompt(tokens)).tokens.tolist() == chat.render(TALK[1:2], whole=True).tokens.tolist()
 
 
 class NoExtension(ByteChat):
     """A format whose prompt for a reply is not the beginning of the conversation with it."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return super().render(messages, tools) + Prompt(np.array([7], np.int32))
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, whole: bool = False) -> Prompt:
+        return super().render(messages, tools, whole=whole) + Prompt(np.array([] if whole else [7], np.int32))
 
 
 def test_what_cannot_be_trained_is_a_fault_of_the_task() -> None:

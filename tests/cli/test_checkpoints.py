@@ -93,8 +93,8 @@ def score_text(trained: Trained, checkpoint: toolkit.Checkpoint) -> np.ndarray:
         async with TinkerService(
             ServiceAddress(base_url=trained.server.url, api_key=trained.server.api_key)
         ) as service:
-            scorer = await service.scorer(model=str(trained.model), checkpoint=checkpoint.sampler)
-            return await scorer.logprobs(Prompt(TEXT), last=len(TEXT) - 1)
+            compute_score = await service.scorer(model=str(trained.model), checkpoint=checkpoint.sampler)
+            return await compute_score(Prompt(TEXT), len(TEXT) - 1)
 
     return asyncio.run(request_logprobs())
 

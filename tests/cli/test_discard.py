@@ -17,9 +17,9 @@ import pytest
 import rlkit as toolkit
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError, UsageError
-from rlkit.service import StoredCheckpoint
 from rlkit.store import checkpoints
 from rlkit.testing import byte_model
+from rlkit.tinker_client.stored_checkpoint import StoredCheckpoint
 from rlkit.tools.checkpoints import CheckpointFilter, parse_age
 
 type Command = Callable[..., Any]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rlkit.errors import ServiceError
-from rlkit.evaluation.report import read_scores, render_rewards, render_scores, summarize_env
+from rlkit.evaluation.report import render_rewards, render_scores, score_parts, summarize_env
+from rlkit.metrics.intervals import Score
 from rlkit.trackers import Progress
 from tests.builders import group
 from tests.limits import HANG_S
@@ -98,16 +99,8 @@ def test_result_is_a_table(rlkit: Callable[..., Any]) -> None:
 
 
 def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
-    metrics = {
-        "eval/sums/avg_at_4": 0.5,
-        "eval/sums/avg_at_4/low": 0.4,
-        "eval/sums/avg_at_4/high": 0.6,
-        "eval/sums/level/3/avg_at_4": 0.25,
-        "eval/sums/level/3/avg_at_4/low": 0.1,
-        "eval/sums/level/3/avg_at_4/high": 0.5,
-        "eval/sums/pass_at_2": 0.75,
-    }
-    lines = render_scores({"sums": read_scores(metrics, "eval/sums")})
+    scores = {"": {"avg_at_4": Score(0.5, 0.4, 0.6)}, "level/3": {"avg_at_4": Score(0.25, 0.1, 0.5)}}
+    lines = render_scores({"sums": scores})
     assert lines[1:] == [
         "           avg@4",
         "sums       0.500 [0.40, 0.60]",
@@ -116,7 +109,7 @@ def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
 
 
 def test_without_scores_there_is_no_table() -> None:
-    assert render_scores({"sums": read_scores(METRICS, "eval/sums")}) == []
+    assert render_scores({"sums": score_parts([group([None, None])])}) == []
 
 
 def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
@@ -135,9 +128,9 @@ def test_endings_are_listed_by_environment_and_task(rlkit: Callable[..., Any], m
 
     monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     lines = rlkit("eval", "a.yaml", "--tasks").stdout.splitlines()
-    assert lines[3] == "sums: completed 2, failed 1, solved 1"
-    assert lines[5].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]
-    assert len(rlkit("eval", "a.yaml").stdout.splitlines()) == 4
+    assert lines[7] == "sums: completed 2, failed 1, solved 1"  # after the tables of rewards and scores
+    assert lines[9].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]
+    assert len(rlkit("eval", "a.yaml").stdout.splitlines()) == 8
     record = json.loads(rlkit("eval", "a.yaml", "--json").stdout)
     assert record["envs"]["sums"]["endings"] == {"completed": 2, "failed": 1, "solved": 1}
     assert record["tasks"][0]["endings"] == {"solved": 1, "completed": 1}

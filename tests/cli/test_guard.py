@@ -88,6 +88,13 @@ def test_a_full_disk_is_not_a_bug(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_in_place_of_a_file_is_not_a_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(IsADirectoryError) as raised:
+        tmp_path.read_text()
+    assert exit_code_of(raised.value) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+
+
 def test_ctrl_c_is_exit_code_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(KeyboardInterrupt(), json=True) == 130
     captured = capsys.readouterr()

@@ -57,7 +57,7 @@ def test_best_constructions_are_listed_with_bounds_and_pictures(rlkit: Callable[
     assert "packing 1: the sum of the radii = 2.63586275641, 26x3 values" in result.stdout
     assert "empty: no records: no construction improves on the initial ones" in result.stdout
     compared = next(line for line in result.stdout.splitlines() if line.startswith("erdos, for comparison"))
-    assert "the best published 0.3808567743436422 (rlkit, from MILO's construction, 2026-11-27); " in compared
+    assert "the best published 0.3808563308462765 (rlkit, from MILO's construction, 2026-11-29); " in compared
     assert "; a scripted search without a model reaches" in compared
     pictures = sorted(run.glob("artefacts/*/*.png"))
     assert len(pictures) == 3
@@ -85,10 +85,34 @@ def test_exported_records_verify_to_the_same_certificate(rlkit: Callable[..., An
     for path, problem in ((packing, "circle_packing"), (first, "erdos"), (second, "erdos")):
         content = json.loads(path.read_text())
         assert content["problem"] == problem
-        assert np.shape(content["circles" if problem == "circle_packing" else "values"])
+        key = "circles" if problem == "circle_packing" else "values"
+        assert np.shape(content[key])
+        assert set(content) == {key, "problem", "options", "certificate", "score"}
         output = json.loads(rlkit("verify", problem, path, "--no-draw", "--json").stdout)
         assert output["certificate"] == content["certificate"]
         assert output["value"] == content["score"]
+
+
+def test_records_are_not_exported_over_a_file(rlkit: Callable[..., Any], run: Path, tmp_path: Path) -> None:
+    result = rlkit("records", "first", "--no-draw", "--export", run / "config.yaml")
+    assert (result.exit_code, "is a file" in result.stderr) == (2, True), result.stderr
+
+
+def test_a_folder_for_records_that_cannot_be_created_is_one_line(rlkit: Callable[..., Any], run: Path) -> None:
+    result = rlkit("records", "first", "--no-draw", "--export", "/proc/nope")
+    expected = "error: export: cannot create the folder /proc/nope: No such file or directory\n"
+    assert (result.exit_code, result.stderr) == (2, expected)
+
+
+def test_searches_of_an_environment_of_ones_own_have_records(rlkit: Callable[..., Any], run: Path) -> None:
+    (run / "own.py").write_text("")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for name in ("packing", "empty"):
+        config["envs"][name].update(env="own.py:search", args={"width": 3})
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    output = json.loads(rlkit("records", "first", "--no-draw", "--json").stdout)
+    assert [*output["records"]] == ["erdos", "packing"]
+    assert "the best published 2.635983084919" in output["known_results"]["packing"]
 
 
 def test_the_records_of_a_run_verify_too(rlkit: Callable[..., Any], run: Path) -> None:

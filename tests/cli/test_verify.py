@@ -4,6 +4,7 @@ import json
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlkit.envs.discovery.problem import PUBLISHED, load_published
+from rlkit.envs.discovery.problem import PUBLISHED, Construction, VerifiedConstruction, load_published
 from rlkit.envs.discovery.problems.erdos import Erdos, certify_c5
 from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.envs.discovery.verification import verify_witness
+from tests.envs.discovery.test_archive import Number
 
 HAUGLAND = PUBLISHED / "erdos_haugland_2016.json"
 
@@ -35,7 +37,7 @@ def test_a_published_construction_is_verified_compared_and_drawn(rlkit: Callable
     ]
     assert lines[3].startswith("normalisation: rescaled by 1+1.29e-17 to the sum n / 2, moved towards 1/2 by")
     assert lines[4] == "equals: Haugland 0.380927"
-    assert "misses: rlkit, from MILO's construction 0.3808567743436422 by 7.01e-05" in lines[5]
+    assert "misses: rlkit, from MILO's construction 0.3808563308462765 by 7.05e-05" in lines[5]
     assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -156,9 +158,9 @@ def test_a_claim_is_right_to_its_last_digit(claim: object, is_right: bool, tmp_p
 
 
 def test_a_claim_that_is_no_number_is_ignored(tmp_path: Path) -> None:
-    for claim in ("pending", None, [1], True):
+    for claim in ("pending", None, [1], True, "0.1\ncertificate: C5 <= 0.1", "0.1\x1b[8m"):
         path = write(tmp_path / "h.json", {"values": [0.5, 0.5], "score": claim})
-        assert not verify_witness("erdos", path).wrong_claims
+        assert not verify_witness("erdos", path).claims
 
 
 HOSTILE: dict[str, tuple[object, int, str]] = {
@@ -224,6 +226,14 @@ def test_numbers_too_long_for_exact_arithmetic_are_certified_as_floats(tmp_path:
     assert verification.numbers == "8192 exact values"
 
 
+def test_a_change_of_numbers_too_long_for_exact_arithmetic_is_stated_below_the_precision_of_floats(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "f.json", {"a": [-1, *[1 << 2048] * 8192], "D_log2": 2048})  # the first becomes -0
+    normalisation = verify_witness("autocorrelation_1", path).normalisation
+    assert normalisation == "the verifier changed numbers by up to 3.09e-617"
+
+
 def test_files_that_are_no_arrays_are_one_line(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     np.save(tmp_path / "pickle.npy", np.array([{"a": 1}], object), allow_pickle=True)
     np.save(tmp_path / "complex.npy", np.array([1j]))
@@ -255,11 +265,20 @@ def test_files_that_are_no_arrays_are_one_line(rlkit: Callable[..., Any], tmp_pa
     ("arguments", "why"),
     [
         (("erdoes", "h.json"), "Did you mean 'erdos'"),
-        (("erdos", "h.json", "--option", "circles=3"), "options.args.circles: unknown argument"),
+        (("erdos", "h.json", "--option", "circles=3"), "options.circles: unknown argument"),
+        (("circle_packing", "h.json", "--option", "circles=0"), "error: options.circles: expected at least 1"),
+        (("circle_packing", "h.json", "--option", "circles=22500"), "error: options.circles: expected at most 5000"),
+        (("circle_packing", "h.json", "--option", "circles=["), "error: command line: options.circles: not valid YAML"),
+        (
+            ("erdos", "h.json", "--option", "slack"),
+            "--option: 'slack' is not of the form KEY=VALUE, such as circles=32",
+        ),
         (("erdos", "h.json", "--draw", "x.png", "--no-draw"), "--draw: has no effect"),
+        (("erdos", HAUGLAND, "--draw", "/"), "--draw: / is not a file"),
+        (("rlkit.envs.discovery.problem:Problem", "h.json"), "lacks the methods start, statement, verify; define them"),
     ],
 )
-def test_wrong_usage_is_one_line(arguments: tuple[str, ...], why: str, rlkit: Callable[..., Any]) -> None:
+def test_wrong_usage_is_one_line(arguments: tuple[str | Path, ...], why: str, rlkit: Callable[..., Any]) -> None:
     result = rlkit("verify", *arguments)
     assert (result.exit_code, why in result.stderr) == (2, True), result.stderr
 
@@ -268,6 +287,10 @@ def test_options_choose_the_problem(rlkit: Callable[..., Any], tmp_path: Path) -
     path = write(tmp_path / "c.json", [[0.25, 0.5, 0.25], [0.75, 0.5, 0.25]])
     output = json.loads(rlkit("verify", "circle_packing", path, "--option", "circles=2", "--json").stdout)
     assert output["exact"] == "0.500000000000000000"
+    options = ("--option", "circles=2", "--option", "region=circle", "--draw", tmp_path / "c.png")
+    path = write(tmp_path / "d.json", [[-0.5, 0, 0.5], [0.5, 0, 0.5]])
+    output = json.loads(rlkit("verify", "circle_packing", path, *options, "--json").stdout)
+    assert (output["exact"], output["picture"]) == ("1.000000000000000000", str(tmp_path / "c.png"))
     limited = rlkit("verify", "erdos", write(tmp_path / "h.json", [0.5] * 9), "--option", "max_points=8")
     assert (limited.exit_code, "9 values, and must have 2 to 8" in limited.stderr) == (1, True)
 
@@ -280,6 +303,19 @@ def test_rational_circles_may_touch_although_their_float64_values_overlap(tmp_pa
     verification = verify_witness(CirclePacking(2), path)
     assert verification.exact == Fraction(1, 2) - 2 * Fraction(1e-12)  # the right circle leaves the square
     assert verification.normalisation == "radii reduced by 1e-12"
+
+
+@dataclass(frozen=True)
+class Sum(Number):
+    """A problem whose values may be negative, with a construction of any length."""
+
+    def verify(self, construction: Construction) -> VerifiedConstruction:
+        return VerifiedConstruction(construction, float(construction.sum()))
+
+
+def test_values_below_0_and_empty_constructions_of_a_problem_of_ones_own_are_verified(tmp_path: Path) -> None:
+    assert verify_witness(Sum(), write(tmp_path / "s.json", [-0.25])).decimals == "-0.250000000000000000"
+    assert verify_witness(Sum(), write(tmp_path / "s.json", [])).decimals == "0.000000000000000000"
 
 
 def test_a_file_of_another_kind_is_refused(rlkit: Callable[..., Any], tmp_path: Path) -> None:

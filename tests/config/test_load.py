@@ -13,9 +13,9 @@ from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
 from rlkit.algorithms.losses import PPO
 from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, VALUE_ANSWERS
 from rlkit.config.loading.load import load_config
-from rlkit.config.loading.nodes import Node, Origin, merge, plain
+from rlkit.config.loading.nodes import Node, Origin, from_python, leaves, merge, plain
 from rlkit.config.loading.outline import field_paths
-from rlkit.config.loading.resolved import ResolvedConfig, leaves, show_lines
+from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.config.schema.objective import CustomAdvantage
@@ -312,7 +312,7 @@ def test_every_value_has_an_origin_and_the_record_loads_as_the_same_configuratio
         "loss={name: ppo}",
         environ={"RUN": "r"},
     )
-    assert set(resolved.origins) == {".".join(map(str, path)) for path, _ in leaves(resolved.tree)}
+    assert set(resolved.origins) == {".".join(map(str, path)) for path, _ in leaves(from_python(resolved.tree))}
     (folder / "again.yaml").write_text(yaml.safe_dump(resolved.tree))
     again = load_config([Path("again.yaml")], environ={"RUN": "r"})
     assert again.config == resolved.config

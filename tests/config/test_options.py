@@ -128,6 +128,7 @@ def fields_read(monkeypatch: pytest.MonkeyPatch) -> defaultdict[tuple[str, str],
 
 
 _FOR_OTHERS = {("rlkit.config.schema", name) for name in ("step_count", "warm_start_steps")}
+_FOR_OTHERS |= {("rlkit.config.schema.batch", "replaced_groups_limit")}
 """Properties that read fields for their callers."""
 
 _SORTING = {"reinforced_envs", "find_field"}

@@ -9,6 +9,7 @@ import pytest
 from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit.conformance import ServiceReport, check_service
 from rlkit.engine import EngineServer
+from tests.engine.test_families import QWEN35, make
 from tests.engine.tiny_models import write_model
 
 
@@ -17,9 +18,13 @@ def _find_exceptions(report: ServiceReport) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_quick_checks_pass_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_5_text"])
+def test_the_quick_checks_pass_on_a_tiny_model(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
-    folder = write_model(tmp_path / "llama", "llama")
+    if family == "llama":
+        folder = write_model(tmp_path / "m", family)
+    else:
+        folder = make(tmp_path / "m", family, **QWEN35, vocab_size=259, max_position_embeddings=1024)
     notes = list[str]()
     with EngineServer(root=tmp_path / "engine", resolve=lambda name: folder, models=["llama"], threads=1) as server:
         report = check_service(server.url, api_key=server.api_key, quick=True, note=notes.append)

@@ -14,12 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit._util.priority_semaphore import Slots
+from rlkit.algorithms.references import Reference
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
-from rlkit.evaluation.evaluate import EvaluatedTask, _standard_errors, compute_eval_metrics, evaluate
+from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics, evaluate
 from rlkit.evaluation.report import EvaluationReport
+from rlkit.evaluation.scores import compute_score_metrics
+from rlkit.policy import Limits
+from rlkit.rollout.player import Player
+from rlkit.rollout.runner import LocalRunner
+from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
-from rlkit.types import Episode, Group
+from rlkit.types import Episode, Floats, Group, Prompt, Sampling
 from tests.builders import group
 
 TASKS = """
@@ -150,11 +157,11 @@ def test_failure_of_evaluation_rollouts_is_noted_with_its_reason(
 def test_reported_metrics_do_not_replace_scores() -> None:
     reported = {"avg_at_2": 7.0, "pass_at_2": 7.0, "reward/mean": 7.0, "reward/stderr": 7.0, "spoken": 7.0}
     episodes = tuple(replace(episode, metrics=reported) for episode in group([1.0, 0.0]).episodes)
-    evaluated_tasks = [EvaluatedTask(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
-    metrics = asyncio.run(compute_eval_metrics(evaluated_tasks))
+    groups = [replace(group([]), draw=draw, episodes=episodes) for draw in range(2)]
+    metrics = asyncio.run(compute_eval_metrics(groups))
     assert [name for name, value in metrics.items() if value == 7.0] == ["eval/env/spoken", "eval/all/spoken"]
     assert metrics["eval/env/avg_at_2"] == 0.5
-    report = EvaluationReport.from_metrics(metrics, [task.group for task in evaluated_tasks], envs=["env"])
+    report = EvaluationReport.from_metrics(metrics, groups, envs=["env"])
     assert report.render().endswith("mean spoken 7.000")
 
 
@@ -163,7 +170,7 @@ def test_standard_error_of_extreme_rewards_does_not_overflow() -> None:
         Group("e", f"{draw}", draw, (Episode(0, 0, (), "completed", reward, {}, {}, 1.0),))
         for draw, reward in enumerate([1.7e308, -1.7e308, 1.7e308])
     ]
-    assert not math.isfinite(_standard_errors(ends)["eval/e/reward/stderr"])
+    assert not math.isfinite(compute_score_metrics(ends, prefix="eval")["eval/e/reward/stderr"])
 
 
 @given(st.lists(st.lists(st.floats(-5, 5) | st.none(), min_size=1, max_size=4), min_size=1, max_size=6))
@@ -180,7 +187,8 @@ def test_standard_error_is_clustered_by_task(rewards: list[list[float | None]]) 
         )
         for draw, row in enumerate(rewards)
     ]
-    standard_errors = _standard_errors(groups)
+    metrics = compute_score_metrics(groups, prefix="eval")
+    standard_errors = {name: value for name, value in metrics.items() if name.endswith("/stderr")}
     valid = [[reward for reward in row if reward is not None] for row in rewards]
     valid = [row for row in valid if row]
     if len(valid) < 2:
@@ -198,3 +206,24 @@ def test_standard_error_is_clustered_by_task(rewards: list[list[float | None]]) 
         assert standard_errors["eval/e/reward/stderr"] == pytest.approx(
             np.std(every, ddof=1) / math.sqrt(len(every)), abs=1e-9
         )
+
+
+def make_reference(logprob: float, *, is_teacher: bool = True) -> Reference:
+    async def score(prompt: Prompt, last: int) -> Floats:
+        return np.full(last, logprob, np.float32)
+
+    return Reference(score, 1.0, is_teacher=is_teacher)
+
+
+def test_the_divergence_is_from_the_last_teacher_at_temperature_1() -> None:
+    def make(temperature: float) -> EnvSettings:
+        return EnvSettings(1, Sampling(max_tokens=2, temperature=temperature), 60, 0, Limits())
+
+    references = [make_reference(-9, is_teacher=False), make_reference(-5), make_reference(-0.5)]
+    settings = {"env": make(1.0), "cold": make(0.5), "untaught": make(1.0)}
+    player = Player(LocalRunner(ByteChat()), settings, seed=0, slots=Slots(1))
+    taught = {"env": references, "cold": references, "untaught": references[:1]}
+    evaluation = Evaluation({}, player, 0, taught)
+    groups = [group([1.0, 0.0], env=name) for name in settings]
+    # Two sampled tokens with log-probabilities −0.1 and −0.2, to which the teacher gives −0.5 each.
+    assert asyncio.run(evaluation.measure_divergence(groups)) == {"eval/env/teacher/kl": pytest.approx(0.35)}

@@ -561,7 +561,7 @@ def reporter_of(store: RunStore, ears: Ears) -> Reporter:
     trackers, selection = Broadcast([ears]), ModelSelection(BestConfig())
     watch = ServiceWatch(trackers.on_note, timeout_s=1.0)
     checkpoints = CheckpointSaver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
-    return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
+    return Reporter(store, trackers, checkpoints)
 
 
 def test_kl_finding_is_noted_each_time_kl_leaves_the_healthy_range(tmp_path: Path) -> None:

@@ -302,7 +302,7 @@ def test_valid_episodes_are_scored_once_after_all_rollouts() -> None:
     assert sorted(reward for reward in rewards if reward is not None) == [1.5, 3.0]
     assert list_statuses(group).count("failed") == 1
     assert env.scored_rewards == [[0.0, 0.0]]
-    assert [episode.reward for episode in finished if episode.reward is not None] == [0.0, 0.0]
+    assert [episode.reward for episode in finished if episode.reward is not None] == [0.0, 0.0, 3.0, 1.5]
 
 
 @pytest.mark.parametrize("reported", [0.0, 1.0])
@@ -450,7 +450,7 @@ def test_cancelled_group_cancels_its_requests(coalesce: Literal["always", "never
     ("scores", "rewards"), [([3.0, 1.5], [3.0, 1.5]), (ValueError("ill"), [None, None]), (None, [])]
 )
 def test_scores_of_a_group_replace_the_recorded_rewards(scores: object, rewards: list[float | None]) -> None:
-    changed = list[Episode]()
+    recorded = list[Episode]()
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
     player = Player(
@@ -458,9 +458,10 @@ def test_scores_of_a_group_replace_the_recorded_rewards(scores: object, rewards:
         {"e": settings},
         seed=0,
         slots=Slots(1),
-        record_score=lambda task, episode: changed.append(episode),
+        record=lambda task, episode: recorded.append(episode),
     )
     group = asyncio.run(player.play(Task(7, "e", Ranked(0.0, 0.0, scores=scores)), lambda: sampler))
+    changed = recorded[2:]  # after the two that ended
     assert [(episode.member, episode.attempt, episode.reward) for episode in changed] == [
         (member, 0, reward) for member, reward in enumerate(rewards)
     ]

@@ -25,7 +25,6 @@ from rlkit.errors import RolloutsFailed, RunFailed, UsageError
 from rlkit.store import RunStore, checkpoints, codec, table
 from rlkit.store.history import (
     GroupRecord,
-    evaluation_path,
     list_state_steps,
     load_resume_history,
     read_groups,
@@ -369,7 +368,7 @@ def test_recorded_episodes_are_redacted(secret: str, tmp_path: Path, monkeypatch
 
     asyncio.run(main())
     (trained,) = read_groups(table_path(tmp_path / "run", 1))
-    (evaluated,) = read_groups(evaluation_path(tmp_path / "run", 4))
+    (evaluated,) = read_groups(table_path(tmp_path / "run", 4, kind="evaluation"))
     waiting = load_resume_history(tmp_path / "run").attempts[1]
     for attempt in (*trained.attempts, *waiting, evaluated.attempts[1]):
         assert (attempt.error, attempt.info) == ("401 for ***", SAFE)
@@ -563,7 +562,7 @@ def test_tables_hold_messages_as_they_were_and_each_token_has_a_piece(tmp_path: 
             await store.close()
 
     asyncio.run(main())
-    (group,) = read_groups(evaluation_path(tmp_path / "run", 1))
+    (group,) = read_groups(table_path(tmp_path / "run", 1, kind="evaluation"))
     assert group.group.episodes[0].turns[0].messages == messages
     assert codec.decode(codec.encode(chatted)).turns[0].messages == messages
     assert read_pieces(pieces_path(tmp_path / "run")) == {token: piece(token) for token in (1, 2, 3, 4, 7, 8)}

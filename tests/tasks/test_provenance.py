@@ -10,7 +10,7 @@ import pytest
 
 from rlkit.config.loading.load import load_config
 from rlkit.errors import UsageError
-from rlkit.tasks.provenance import TaskManifest
+from rlkit.tasks.provenance import read_manifest, write_manifest
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Json
@@ -56,10 +56,8 @@ def test_resumed_environment_gets_the_recorded_values(tmp_path: Path) -> None:
 
 
 def test_run_without_pins_removes_the_record_of_an_earlier_run(tmp_path: Path) -> None:
-    manifest = TaskManifest()
-    manifest.pin("envs.words", {"size": 1})
-    manifest.write(tmp_path)
-    TaskManifest().write(tmp_path)
+    write_manifest(tmp_path, {"envs.words": {"size": 1}})
+    write_manifest(tmp_path, {})
     assert not (tmp_path / "tasks.json").exists()
 
 
@@ -67,4 +65,4 @@ def test_run_without_pins_removes_the_record_of_an_earlier_run(tmp_path: Path) -
 def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tasks.json").write_text(content)
     with pytest.raises(UsageError, match=r"tasks\.json"):
-        TaskManifest(tmp_path)
+        read_manifest(tmp_path)

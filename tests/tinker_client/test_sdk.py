@@ -84,11 +84,11 @@ def test_updates_change_the_weights_and_count_versions(engine: EngineServer, byt
 def test_scorer_returns_the_sampled_logprobs_of_the_last_tokens(engine: EngineServer, byte_model_dir: Path) -> None:
     async def ask(service: TinkerService):
         sampler = await service.sampler(model=str(byte_model_dir))
-        scorer = await service.scorer(model=str(byte_model_dir))
+        compute_score = await service.scorer(model=str(byte_model_dir))
         prompt = as_prompt([65, 66, 67])
         (completion,) = await sampler.sample(prompt, Sampling(max_tokens=6, stop=("\x00",)), seed=3)
         sequence = prompt + as_prompt(completion.tokens)
-        return completion, await scorer.logprobs(sequence, last=6), await scorer.logprobs(sequence, last=8)
+        return completion, await compute_score(sequence, 6), await compute_score(sequence, 8)
 
     completion, scores, more = run_with_service(engine, ask)
     assert scores.dtype == np.float32

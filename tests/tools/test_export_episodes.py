@@ -16,7 +16,7 @@ from rlkit._util import files
 from rlkit.cli.app import app
 from rlkit.errors import UsageError
 from rlkit.store import table
-from rlkit.store.history import evaluation_path, read_groups, table_path
+from rlkit.store.history import read_groups, table_path
 from rlkit.token_records.pieces import PieceWriter, pieces_path
 from rlkit.tools.export_episodes import export_episodes
 from rlkit.types import Episode, Group, Tokens
@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> Path:
     failed = replace(episode(None, member=2, turns=FORKED[:1]), error="the grader died")
     silent = replace(episode(None, member=3), turns=(), error="the sandbox died")
     write_episodes(table_path(directory, 1), [forked, episode(1.0, member=1), failed, silent])
-    write_episodes(evaluation_path(directory, 1), [episode(0.0)])
+    write_episodes(table_path(directory, 1, kind="evaluation"), [episode(0.0)])
     return directory
 
 
@@ -143,7 +143,8 @@ def test_inspect_and_scout_read_what_the_run_recorded(run: Path, tmp_path: Path)
     assert set(logs) == {"episodes 1 sums", "evaluations 1 sums"}
     assert logs["episodes 1 sums"]["means"] == {"right": 1.0, "reward": 0.75}
     assert logs["evaluations 1 sums"]["means"] == {"reward": 0.0}
-    recorded = [*read_groups(table_path(run, 1))[0].attempts, *read_groups(evaluation_path(run, 1))[0].attempts]
+    played, evaluated = read_groups(table_path(run, 1))[0], read_groups(table_path(run, 1, kind="evaluation"))[0]
+    recorded = [*played.attempts, *evaluated.attempts]
     samples = {uuid: sample for name in sorted(logs) for uuid, sample in logs[name]["samples"].items()}
     assert len(samples) == len(recorded) == len(transcripts) == 5
     for (uuid, sample), played in zip(samples.items(), recorded, strict=True):

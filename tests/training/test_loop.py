@@ -422,7 +422,7 @@ def test_environment_name_missing_in_the_configuration_is_an_error(byte_model_di
 
 
 SCRIPT = """
-import os, signal
+import os, signal, threading
 import rlkit
 from rlkit.envs.arithmetic import arithmetic
 from rlkit.trackers.console import ConsoleTracker
@@ -430,7 +430,7 @@ from rlkit.trackers.console import ConsoleTracker
 class Interrupting(ConsoleTracker):
     def on_step(self, step, metrics):
         if step == 1:
-            os.kill(os.getpid(), signal.SIGINT)
+            {interrupt}
 
 result = rlkit.train(
     model="{model}", envs=arithmetic(), trackers=[Interrupting()], steps=10**6,
@@ -441,9 +441,14 @@ print(result.status, result.checkpoint.step)
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_a_script_finishes_the_step_and_saves(byte_model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "interrupt", ["os.kill(os.getpid(), signal.SIGINT)", "signal.pthread_kill(threading.get_ident(), signal.SIGINT)"]
+)
+def test_an_interrupt_of_a_script_finishes_the_step_and_saves(
+    byte_model_dir: Path, tmp_path: Path, interrupt: str
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(model=byte_model_dir))
+    script.write_text(SCRIPT.format(model=byte_model_dir, interrupt=interrupt))
     completed = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=HANG_S
     )

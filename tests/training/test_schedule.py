@@ -130,7 +130,7 @@ def test_running_groups_do_not_exceed_the_steps_ahead(pace: SupplyLimits, second
     assert plays.most_live <= pace.groups * min(ahead, pace.steps)
 
 
-@given(make_paces(replace=True, max_replaced_groups=1000), durations, st.integers(2, 4))
+@given(make_paces(max_replaced_groups=1000), durations, st.integers(2, 4))
 def test_uninformative_groups_are_replaced_until_the_step_is_full(
     pace: SupplyLimits, seconds: list[float], every: int
 ) -> None:
@@ -140,7 +140,7 @@ def test_uninformative_groups_are_replaced_until_the_step_is_full(
     assert all(counts == (draw % every == 0) for step in steps for draw, counts in step)
 
 
-@given(make_paces(replace=True), durations, st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 4))
+@given(make_paces(), durations, st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 4))
 def test_limited_replacement_uses_every_group_and_bounds_staleness(
     pace: SupplyLimits, seconds: list[float], teaches: list[bool], max_replaced: int
 ) -> None:
@@ -156,7 +156,7 @@ def test_limited_replacement_uses_every_group_and_bounds_staleness(
 
 
 def test_uninformative_group_past_the_limit_is_trained_on() -> None:
-    pace = SupplyLimits(2, 3, replace=True, max_replaced_groups=3)
+    pace = SupplyLimits(2, 3, max_replaced_groups=3)
     steps = collect_steps(pace, Plays(lambda draw: 1.0, teaches=lambda draw: False))
     assert [[counts for _, counts in step] for step in steps] == [[False] * 3 + [True] * 2] * 3
 
@@ -375,6 +375,6 @@ def test_replacement_of_an_uninformative_group_starts_at_once() -> None:
         await supply.close()
         return plays.draw_count
 
-    assert run_virtual(count_draws(SupplyLimits(2, 9, replace=True, max_replaced_groups=5))) == 4
-    assert run_virtual(count_draws(SupplyLimits(2, 9, replace=True, max_replaced_groups=1))) == 3
+    assert run_virtual(count_draws(SupplyLimits(2, 9, max_replaced_groups=5))) == 4
+    assert run_virtual(count_draws(SupplyLimits(2, 9, max_replaced_groups=1))) == 3
     assert run_virtual(count_draws(SupplyLimits(2, 9))) == 2

@@ -37,7 +37,19 @@ async def make_learner(service: SimulatedTinker) -> Learner:
 
 
 def make_recipe(*, substeps: int = 1, streaming: Streaming | None = None) -> StepRecipe:
-    return StepRecipe(ImportanceSampling(), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
+    preparation = Preparation({"env": GroupMean()})
+    return StepRecipe(preparation, ImportanceSampling(), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
+
+
+class WholeStepPreparation(Preparation):
+    """Drops the first group of a step."""
+
+    @property
+    def needs_whole_steps(self) -> bool:
+        return True
+
+    def prepare_step(self, groups: Sequence[PreparedGroup]) -> list[PreparedGroup]:
+        return list(groups[1:])
 
 
 def run_on_virtual_time(main: Coroutine[Any, Any, None]) -> None:
@@ -270,13 +282,8 @@ def test_metrics_of_several_requests_are_combined() -> None:
 def test_groups_are_finished_before_the_first_request() -> None:
     async def main() -> None:
         all_groups = [await prepare_group(draw) for draw in range(3)]
-
-        def all_but_the_first(groups: Sequence[PreparedGroup]) -> Sequence[PreparedGroup]:
-            assert list(groups) == all_groups
-            return groups[1:]
-
         service = FakeLearner()
-        recipe = replace(make_recipe(substeps=2), groups=3, finish_groups=all_but_the_first)
+        recipe = replace(make_recipe(substeps=2), groups=3, preparation=WholeStepPreparation({}))
         assert not recipe.is_streaming
         update = StepUpdate(service, recipe, version=1)
         for prepared in all_groups:
@@ -312,8 +319,8 @@ def test_earlier_failure_of_a_gradient_fails_the_step() -> None:
         ({"substeps": 2}, True),
         ({"streaming": "ready_groups"}, True),
         ({"streaming": "ready_groups", "substeps": 2}, True),
-        ({"streaming": "ready_groups", "finish_groups": lambda groups: groups}, False),
-        ({"substeps": 2, "finish_groups": lambda groups: groups}, False),
+        ({"streaming": "ready_groups", "preparation": WholeStepPreparation({})}, False),
+        ({"substeps": 2, "preparation": WholeStepPreparation({})}, False),
     ],
 )
 def test_only_divisible_steps_are_streamed(settings: dict[str, Any], is_streaming: bool) -> None:

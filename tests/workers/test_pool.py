@@ -29,7 +29,7 @@ ENVS = {
     "infinite": envs.Infinite(),
 }
 SETTINGS = {
-    "late": make_settings(group_size=2, timeout_s=0.5, retries=0),
+    "late": make_settings(group_size=2, timeout_s=3.0, retries=0),  # a busy worker needs more than half a second
     "short": make_settings(group_size=8, coalesce="single_turn"),
     "talk": make_settings(group_size=8, coalesce="always"),
     "raises": make_settings(group_size=8, retries=40),

@@ -11,6 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import rlkit
 from rlkit._util.priority_semaphore import Slots
 from rlkit.config.schema import Config
 from rlkit.env import Task
+from rlkit.envs.discovery.problems.erdos_steps import search
 from rlkit.errors import MissingError
 from rlkit.policy import Limits
 from rlkit.rollout.player import Player
@@ -29,6 +33,7 @@ from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Group, Sampling
 from rlkit.workers.from_config import open_runner
 from rlkit.workers.pool import WorkerPool
+from tests.envs.discovery.scripted import CallCounter
 from tests.limits import HANG_S, wait_until
 from tests.workers import test_runs
 
@@ -39,6 +44,7 @@ os.environ |= {
 }
 ray = pytest.importorskip("ray", reason="ray is not installed (rlkit-tinker[ray])")
 from ray.cluster_utils import Cluster  # noqa: E402  after the check
+from ray.util.multiprocessing import Pool  # noqa: E402  as above
 
 from rlkit.workers.ray_actor import RayWorker  # noqa: E402  as above
 
@@ -252,6 +258,20 @@ def test_killed_run_leaves_no_actor_and_no_worker(cluster: Any) -> None:
         run.kill()
         run.wait(HANG_S)
         run.stdout.close()
+    check_that_nothing_is_left()
+
+
+def test_a_scripted_search_runs_on_the_cluster_as_on_this_machine(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("scipy")
+    run_search = partial(search, 0, 10, pieces=100, clock=CallCounter(), processes=2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as in Ray's workers: with more threads, sums are rounded differently
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        expected = executor.submit(run_search).result()
+    with Pool(2) as pool:
+        assert len(live_actors()) == 2
+        assert run_search(run=pool.map).tolist() == expected.tolist()
     check_that_nothing_is_left()
 
 

@@ -6,9 +6,8 @@ Invariant: every result is a name on the hub, never a local path.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from rlkit._util.paths import cache_dir
+from rlkit._util.paths import cache_dir, expand_user
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.\-]*/)?[A-Za-z0-9][\w.\-]*")
@@ -19,7 +18,7 @@ _CACHED = re.compile(r"(?P<owner>.+?)--(?P<name>.+?)(?P<converted>-[0-9a-f]{16})
 
 def hub_id(model: str) -> str | None:
     """Return the hub's name of a model, given by this name or by a path in a cache; None if unknown."""
-    path = Path(model).expanduser()
+    path = expand_user(model)
     if not path.exists():
         return model if _REPOSITORY.fullmatch(model) and not model.lower().endswith(".gguf") else None
     for place in (path.absolute(), path.resolve()):

@@ -31,9 +31,14 @@ def cache_dir() -> Path:
     return _from_env("RLKIT_CACHE_DIR") or base / "rlkit"
 
 
+def expand_user(path: str | Path) -> Path:
+    """Return a path with the home directory in place of `~user`; the path itself if there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  Path.expanduser raises RuntimeError for an unknown user
+
+
 def _from_env(name: str) -> Path | None:
     value = os.environ.get(name)
-    return _absolute(Path(value).expanduser()) if value else None
+    return _absolute(expand_user(value)) if value else None
 
 
 @cache

@@ -30,6 +30,44 @@ def run[T](main: Coroutine[object, object, T]) -> T:
     return asyncio.run(with_threads())
 
 
+class Interruptible:
+    """Runner of a coroutine that another thread or a signal handler can cancel.
+
+    An interrupt cancels only the main task. Raising an exception from a signal handler could orphan a process that was
+    just started. Cancelling all tasks, including the event loop's own, could make the clean-up wait forever.
+    """
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[], object] | None = None
+        self._cancelled = False
+
+    def run[T](self, main: Coroutine[object, object, T]) -> T:
+        """Run a coroutine like `run`. Raises KeyboardInterrupt if `interrupt` cancelled it."""
+
+        async def run_main() -> T:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            try:
+                return await main
+            finally:
+                self._cancel = None
+
+        try:
+            return run(run_main())
+        except asyncio.CancelledError:
+            if self._cancelled:
+                raise KeyboardInterrupt from None
+            raise
+
+    def interrupt(self) -> None:
+        """Cancel the running coroutine. Raises KeyboardInterrupt if none is running."""
+        if self._cancel is None:
+            raise KeyboardInterrupt
+        self._cancelled = True
+        self._cancel()
+
+
 def run_in_new_loop[T](main: Coroutine[object, object, T]) -> T:
     """Run a coroutine to its end on a new event loop in a new thread, because this thread may run an event loop."""
     with ThreadPoolExecutor(1, thread_name_prefix="rlkit-loop") as thread:
@@ -125,14 +163,29 @@ async def run_together[T](coroutines: Iterable[Coroutine[object, object, T]]) ->
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as failures:
-        raise _first(failures) from None
+        raise flatten_error(failures)[0] from None
     return [task.result() for task in tasks]
 
 
-def _first(failure: BaseException) -> BaseException:
-    if isinstance(failure, BaseExceptionGroup):
-        return _first(cast("BaseExceptionGroup[BaseException]", failure).exceptions[0])
-    return failure
+def mark_retrieved(task: asyncio.Task[object]) -> None:
+    """Mark a finished task's error as retrieved, so that asyncio does not report it; whoever awaits it gets it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def start_task[T](coroutine: Coroutine[object, object, T]) -> asyncio.Task[T]:
+    """Start a task whose error asyncio does not report, because whoever awaits the task gets it."""
+    task = asyncio.create_task(coroutine)
+    task.add_done_callback(mark_retrieved)
+    return task
+
+
+def flatten_error(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group of errors, and in groups inside it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return [leaf for inner in group.exceptions for leaf in flatten_error(inner)]
 
 
 class BlockingCalls:

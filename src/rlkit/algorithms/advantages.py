@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rlkit._util.frames import describe_error
 from rlkit._util.json_values import describe_type
-from rlkit.algorithms.estimator import Advantages, Estimator
+from rlkit.algorithms.estimator import Advantages, Estimator, StepEstimator
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Group
 
@@ -38,17 +38,6 @@ class AdvantageEstimator(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class StepFunction:
-    """A function of all groups of a step, from `step_estimator`."""
-
-    function: Callable[[Sequence[Group]], Sequence[Advantages]]
-
-    def __call__(self, groups: Sequence[Group]) -> Sequence[Advantages]:
-        """Return the advantages of each group, in their order."""
-        return self.function(groups)
-
-
 def step_estimator(function: Callable[[Sequence[Group]], Sequence[Advantages]]) -> StepFunction:
     """Mark a function as an estimator of all groups of its environment in a step.
 
@@ -62,14 +51,11 @@ def step_estimator(function: Callable[[Sequence[Group]], Sequence[Advantages]]) 
     With `batch.replace_uninformative`, a group is replaced if all its advantages are 0 when it is the only group of the
     step. The schedule `stream` rejects the estimator, because it computes gradients before a step is complete.
     """
-    return StepFunction(function)
-
-
-type AnyEstimator = Estimator | AdvantageEstimator | StepFunction
+    return StepFunction(function=function)
 
 
 class FunctionEstimator(Estimator):
-    """The user's own function of a group, or of all groups of a step."""
+    """The user's own function of a group."""
 
     name: ClassVar = "custom"
     function: Callable[..., object]
@@ -85,13 +71,22 @@ class FunctionEstimator(Estimator):
         code = getattr(inner, "__code__", None)
         return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
-    @property
-    def needs_whole_steps(self) -> bool:  # noqa: D102  inherited
-        return isinstance(self.function, StepFunction)
+    def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
+        return cast("Advantages", self.function(group))  # `estimate_advantages` checks the type
+
+
+class StepFunction(StepEstimator, FunctionEstimator):
+    """The user's own function of all groups of a step, from `step_estimator`."""
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
-        advantages = self.function(groups) if self.needs_whole_steps else [self.function(group) for group in groups]
-        return cast("Sequence[Advantages]", advantages)  # `estimate_advantages` checks the type
+        return cast("Sequence[Advantages]", self.function(groups))
+
+    def __call__(self, groups: Sequence[Group]) -> Sequence[Advantages]:
+        """Return the advantages of each group, in their order."""
+        return self.step_advantages(groups)
+
+
+type AnyEstimator = Estimator | AdvantageEstimator
 
 
 def as_estimator(estimator: AnyEstimator) -> Estimator:
@@ -159,13 +154,9 @@ def _name_in_errors(estimator: Estimator, env: str) -> Generator[None]:
 
 
 def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[NDArray[np.float64]]:
-    """Return an estimator's advantages of a group as [turns] float64 for each episode.
+    """Return the advantages by the estimator `title` as [turns] float64 for each episode of a group.
 
-    Args:
-        title: the estimator's name in messages.
-
-    Raises:
-        EnvironmentFault: the values are not finite numbers within float32, one for each episode or turn.
+    Raise EnvironmentFault unless they are finite numbers within float32, one for each episode or turn.
     """
     count = len(group.episodes)
     rule = (
@@ -190,16 +181,13 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[
         if row.shape != (turns,):
             shape = " × ".join(map(str, row.shape))
             raise fault(f"{shape} advantages for the {_plural(turns, 'turn')} of episode {member}")
-        rows.append(row)
-    numbers = np.concatenate([np.empty(0), *rows])
-    if not (np.abs(numbers) <= _ADVANTAGE_MAX).all():
-        for member, row in enumerate(rows):
-            if not np.isfinite(row).all():
-                raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {member}", f"{rule}, all of them finite")
-        largest = f"an advantage of {numbers[np.abs(numbers).argmax()]:g} for a group of {group.env}"
-        raise fault(f"{largest}, too large for float32", "scale the rewards down, or choose another advantage")
-    trained = [episode.reward is not None and not episode.masked for episode in group.episodes]
-    return [row if is_trained else np.zeros(len(row)) for row, is_trained in zip(rows, trained, strict=True)]
+        if not np.isfinite(row).all():
+            raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {member}", f"{rule}, all of them finite")
+        if (np.abs(row) > _ADVANTAGE_MAX).any():
+            largest = f"an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}"
+            raise fault(f"{largest}, too large for float32", "scale the rewards down, or choose another advantage")
+        rows.append(np.zeros(turns) if episode.reward is None or episode.masked else row)
+    return rows
 
 
 def _plural(count: int, word: str) -> str:

@@ -35,8 +35,7 @@ class PreparedGroup:
     data: tuple[Datum, ...]  # training sequences
     paths: tuple[tuple[int, int], ...] = ()  # for each sequence its member, and the index of its last turn
     overlong: int = 0  # number of sequences that were too long
-    # Mean that was subtracted from the rewards of valid episodes; None without a penalty.
-    length_penalty: float | None = None
+    length_penalty: float | None = None  # mean subtracted from the rewards of valid episodes; None without a penalty
     clipped: float | None = None  # share of the advantages that were clipped; None without a limit
     drifts: Sequence[tuple[Reference, Drifts]] = ()  # log-ratios to each reference whose term counts for the group
     estimator_metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # result of `Estimator.metrics`
@@ -66,11 +65,9 @@ class Preparation:
     """
 
     estimators: Mapping[str, Estimator]
-    # Keep sequences whose advantages are all 0. They have no gradient under the service's own losses.
-    every_sequence: bool = False
+    every_sequence: bool = False  # keep sequences whose advantages are all 0: a local loss may have a gradient on them
     max_tokens: int | None = None
-    # Action for longer sequences: keep their beginning, drop them, or end the run.
-    overlong: OverlongAction = "truncate"
+    overlong: OverlongAction = "truncate"  # keep the beginning of longer sequences, drop them, or end the run
     length_penalty: Mapping[str, LengthPenalty] = field(default_factory=dict[str, LengthPenalty])
     clip: float | None = None  # largest absolute advantage of an episode
     # KL penalty and teacher of each environment; they give every sequence advantages.
@@ -215,11 +212,6 @@ def episode_data(episode: Episode, advantages: NDArray[np.float64]) -> Iterator[
             path = _path(episode, last)
             yield last, _datum(episode, path, advantages, fresh=[index not in trained for index in path])
             trained.update(path)
-
-
-def trained_tokens(episode: Episode) -> int:
-    """Count the trained tokens of an episode, as services count them: without the last token of each sequence."""
-    return sum(length - 1 for length in sequence_lengths(episode))
 
 
 def sequence_lengths(episode: Episode) -> list[int]:

@@ -102,19 +102,11 @@ class StepEstimator(Estimator):
         raise NotImplementedError
 
 
-class NoAdvantage(Estimator):
-    """Advantages of 0, for episodes that only a teacher trains."""
+class ConstantAdvantage(Estimator):
+    """The same advantage for each episode: 0 if only a teacher trains it, 1 for conversations to imitate."""
 
-    name: ClassVar = "none"
-
-    def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
-        return np.zeros(len(group.episodes))
-
-
-class UnitAdvantage(Estimator):
-    """Advantages of 1, for conversations to imitate."""
-
-    name: ClassVar = "unit"
+    name: ClassVar = "constant"
+    value: float
 
     def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
-        return np.ones(len(group.episodes))
+        return np.full(len(group.episodes), self.value)

@@ -13,19 +13,17 @@ episodes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from rlkit.algorithms.entropic_temperature import adaptive_advantages, advantages_over_others, saturation_metrics
+from rlkit.algorithms.entropic import Entropic, EntropicAdaptive, EntropicValidAware
 from rlkit.algorithms.estimator import Estimator, RewardEstimator, StepEstimator
 from rlkit.algorithms.reward_scale import EQUAL, Values, centre, exponent, in_unit, map_rewards
 from rlkit.errors import EnvironmentFault
-from rlkit.types import Bools, Episode, Group
-
-type AboveZero = Annotated[float, Field(gt=0)]
+from rlkit.types import Episode, Group
 
 
 class GroupMean(RewardEstimator):
@@ -218,84 +216,6 @@ class PKPO(RewardEstimator):
         return super().size_problem(size)
 
 
-class Entropic(Estimator):
-    """Weights exp(βr) relative to the mean weight of the other episodes, with a constant β.
-
-    A_i = e^{βr_i} / mean_{j≠i} e^{βr_j} − 1 ascends log E[e^{βr}], which prefers rare high rewards to a good mean.
-    Shift invariant, at least −1; does not sum to zero. Source: Yuksekgonul et al. 2026, TTT-Discover
-    (arXiv:2601.16175), with its constant β.
-    """
-
-    name: ClassVar = "entropic"
-    beta: AboveZero = 2.0
-    """Weight of a higher reward, in 1/reward; the default is the value of the TTT-Discover ablation."""
-    clip: AboveZero = 16.0
-    """Largest advantage. Otherwise a single good episode of 64 would weigh a hundred times more than the others."""
-
-    def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
-        unit = exponent(group.rewards[np.isfinite(group.rewards)])
-
-        def formula(r: Values) -> Values:
-            return advantages_over_others(np.ldexp(self.beta * (r - r.max()), unit), clip=self.clip)
-
-        with np.errstate(over="ignore"):
-            return map_rewards(group.rewards, formula, in_reward_units=False)
-
-
-class EntropicAdaptive(RewardEstimator):
-    """The formula of `entropic`, with the β at which the weights have a given KL divergence from uniform weights.
-
-    β ≥ 0 solves KL(softmax(βr) ‖ uniform) = min(`kl`, 0.9 ln n); ln n is the largest divergence of n weights. If too
-    many episodes share the best reward for that divergence, they get all the weight. Shift and scale invariant, at
-    least −1; does not sum to zero. Source: Yuksekgonul et al. 2026, TTT-Discover, §A.1 (arXiv:2601.16175).
-    """
-
-    name: ClassVar = "entropic_adaptive"
-    in_reward_units: ClassVar = False
-    metric_names: ClassVar = ("saturated",)
-    kl: AboveZero = math.log(2)
-    """KL divergence of the weights from uniform weights in nats; ln 2 corresponds to weights on half of the group."""
-    clip: AboveZero = 16.0
-    """Largest advantage."""
-
-    def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        return adaptive_advantages(r, kl=self.kl, clip=self.clip)
-
-    def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return `saturated`: 1 if no β gives the divergence, else 0; nothing if all rewards are equal."""
-        return saturation_metrics(group.rewards[np.isfinite(group.rewards)], kl=self.kl)
-
-
-class EntropicValidAware(EntropicAdaptive):
-    """The formula of `entropic_adaptive` for valid episodes; invalid episodes get a constant negative advantage.
-
-    If many episodes are invalid, `entropic_adaptive` separates valid from invalid, and not good from better. An episode
-    is invalid if its metric `valid` is 0 or, without this metric, if its reward is not above 0. If all valid episodes
-    are equal, they share the advantage that invalid episodes lose. A group without a valid episode gets 0.
-
-    With the metric, shift and scale invariant; does not sum to zero. Source: ours, after TTT-Discover's estimator.
-    """
-
-    name: ClassVar = "entropic_valid_aware"
-    penalty: AboveZero = 1.0
-    """Negative advantage of an invalid episode; valid episodes get at least −1."""
-
-    def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
-        valid = _valid_episodes(group)
-        invalid = np.isfinite(group.rewards) & ~valid
-        if not valid.any():
-            return np.zeros(len(group.episodes))
-        advantages = map_rewards(group.rewards, self.formula, in_reward_units=False, valid=valid)
-        if not advantages.any():
-            advantages[valid] = min(self.penalty * invalid.sum() / valid.sum(), self.clip)
-        advantages[invalid] = -self.penalty
-        return advantages
-
-    def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return `saturated` of the valid episodes, as in `EntropicAdaptive`."""
-        return saturation_metrics(group.rewards[_valid_episodes(group)], kl=self.kl)
-
-
 class Quantile(RewardEstimator):
     """Deviations from a quantile instead of the mean.
 
@@ -374,9 +294,3 @@ def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
     unit = exponent(rewards)
     rows = [map_rewards(np.ldexp(group.rewards, -unit), centre, in_reward_units=True) for group in groups]
     return np.ldexp(rewards, -unit), rows
-
-
-def _valid_episodes(group: Group) -> Bools:
-    """Return the [G] mask of episodes with a reward that are valid as defined in `EntropicValidAware`."""
-    valid = [e.metrics["valid"] != 0 if "valid" in e.metrics else (e.reward or 0) > 0 for e in group.episodes]
-    return np.isfinite(group.rewards) & np.array(valid, np.bool_)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from rlkit._util.paths import expand_user
 from rlkit.errors import ConfigError
 
 
@@ -32,8 +32,7 @@ class LearningRate:
     warmup_steps: int = 0
     final_fraction: float = 0.0  # f, from 0 to below 1
     steps: int = 1  # N > W
-    # Rate of the steps before those of this schedule, which are counted from 1 after them; None for none.
-    earlier: LearningRate | None = None
+    earlier: LearningRate | None = None  # rate of the steps before these, which are counted from 1 after them
 
     def at(self, step: int) -> float:
         """Return the rate of a step, 1 … N, and its substeps."""
@@ -65,7 +64,7 @@ def advised_learning_rate(model: str) -> float:
     """
     from tinker_cookbook.hyperparam_utils import get_lr
 
-    folder = Path(model).expanduser()
+    folder = expand_user(model)
     try:
         if folder.is_dir() and _family(model) != _family(folder.name):
             raise ValueError("the folder's name does not show the model's family")

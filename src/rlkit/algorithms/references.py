@@ -40,7 +40,7 @@ class Reference:
     weight: float  # w > 0
     discount: float = 0.0  # γ, from 0 to 1
     is_teacher: bool = False  # the reference is to be approached, so its drifts are not centred
-    clip: float | None = None  # largest |d| in the term; None for no limit
+    clip: float = np.inf  # largest |d| in the term
     first_step: int = 1  # first training step of the term
     last_step: int | None = None  # last training step of the term; None for no end
     # Makes the prompt that the reference sees in the place of a segment's first prompt, from the messages of that
@@ -58,14 +58,13 @@ class Reference:
 
     def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
         """Return a group's sequences with the term in their advantages."""
-        limit = np.inf if self.clip is None else self.clip
-        group_drifts = np.concatenate([np.empty(0), *drifts]).clip(-limit, limit)
-        mean = 0.0 if self.is_teacher or not len(group_drifts) else float(group_drifts.mean())
+        clipped = [drift.clip(-self.clip, self.clip) for drift in drifts]
+        every = np.concatenate([np.empty(0), *clipped])
+        mean = 0.0 if self.is_teacher or not len(every) else float(every.mean())
         changed = list[Datum]()
-        for datum, drift in zip(data, drifts, strict=True):
+        for datum, drift in zip(data, clipped, strict=True):
             advantages = datum.advantages.copy()
-            terms = discounted_sums(mean - drift.clip(-limit, limit), self.discount)
-            advantages[datum.mask] += self.weight * terms
+            advantages[datum.mask] += self.weight * discounted_sums(mean - drift, self.discount)
             changed.append(replace(datum, advantages=advantages))
         return changed
 
@@ -78,10 +77,8 @@ class Reference:
         sequence = datum.prompt + as_prompt(datum.targets[-1:])
         if self.make_context is not None:
             if not root.messages:
-                raise EnvironmentFault(
-                    "teacher.prompt: a turn has tokens and no messages, because its environment called policy.sample; "
-                    "use policy.chat, or leave out teacher.prompt"
-                )
+                problem = "a turn has tokens and no messages, because its environment called policy.sample"
+                raise EnvironmentFault(f"teacher.prompt: {problem}; use policy.chat, or leave out teacher.prompt")
             sequence = self.make_context(root.messages[:-1]) + sequence.drop_first(len(root.prompt))
         scores = await self.score(sequence, last)
         drift = (datum.logprobs[-last:].astype(np.float64) - scores)[datum.mask[-last:]]

@@ -72,11 +72,6 @@ class Normalization:
     def weights(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return [G] weights of trained episodes from their [G] numbers of trained tokens; 0 without tokens."""
         episodes = len(counts)
-        match self.kind:
-            case "token":
-                divisor = np.full(episodes, counts.sum(), np.float64)
-            case "sequence":
-                divisor = counts.astype(np.float64) * episodes
-            case "constant":
-                divisor = np.full(episodes, self.constant_tokens * episodes, np.float64)
+        divisors = {"token": counts.sum(), "sequence": counts * episodes, "constant": self.constant_tokens * episodes}
+        divisor = np.full(episodes, divisors[self.kind], np.float64)
         return np.divide(1.0, divisor * self.groups_per_step, out=np.zeros(episodes), where=counts > 0)

@@ -31,8 +31,8 @@ def split_conversation(
         elif not before and role != "system":
             prompt, tail = _split_first(chat, messages[index], tools)
         else:
-            prompt, whole = as_prompt(()), chat.render_whole(messages[: index + 1], tools)
-            prompt = chat.render_whole(before, tools) if before else prompt
+            prompt, whole = as_prompt(()), chat.render(messages[: index + 1], tools, whole=True)
+            prompt = chat.render(before, tools, whole=True) if before else prompt
             tail = whole.drop_first(len(prompt)) if whole.starts_with(prompt) else None
         if tail is None or not len(tail) or tail.images:
             problem = "an image" if tail and tail.images else "no tokens after its prompt in this chat format"
@@ -47,10 +47,10 @@ def _split_first(chat: ChatFormat, message: Message, tools: Sequence[Tool]) -> t
 
     The message is what the format adds for it to another conversation; None if that is not the end of its own.
     """
-    whole, reply = chat.render_whole([message], tools), Message(role="assistant", content="0")
+    whole, reply = chat.render([message], tools, whole=True), Message(role="assistant", content="0")
     for before in ([message], [Message(role="system", content="0")], [message, reply]):
         with suppress(EnvironmentFault, UsageError):  # not every template writes each of these
-            head, both = chat.render_whole(before, tools), chat.render_whole([*before, message], tools)
+            head, both = chat.render(before, tools, whole=True), chat.render([*before, message], tools, whole=True)
             tail = both.drop_first(len(head))
             if both.starts_with(head) and len(tail) and np.array_equal(whole.tokens[-len(tail) :], tail.tokens):
                 return Prompt(whole.tokens[: -len(tail)]), tail

@@ -38,17 +38,13 @@ class ChatFormat(Protocol):
     keeps_thinking: bool
     """True if later prompts keep the thinking of earlier turns."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        """Return the prompt for the assistant's next message."""
-        ...
-
-    def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        """Return a conversation without the beginning of a next message."""
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, whole: bool = False) -> Prompt:
+        """Return the prompt for the assistant's next message; a `whole` conversation has no beginning of one."""
         ...
 
     def render_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt | None:
         """Return the tokens of the last message, a reply, after the prompt for it; None if the prompt has others."""
-        prompt, whole = self.render(messages[:-1], tools), self.render_whole(messages, tools)
+        prompt, whole = self.render(messages[:-1], tools), self.render(messages, tools, whole=True)
         return whole.drop_first(len(prompt)) if whole.starts_with(prompt) else None
 
     def parse(self, completion: Tokens) -> ParsedReply:
@@ -138,23 +134,15 @@ def parse_text(text: str) -> ParsedReply:
         text = text[thought.end() :]
     calls, malformed = list[ToolCall](), list[str]()
     for block in TOOL_CALL.findall(text):
-        call = _read_call(block, number=len(calls))
-        if call is None:
-            malformed.append(block.strip())
-        else:
-            calls.append(call)
+        match load_call(block, levels=MAX_NESTING + 1):
+            case {"name": str(name), "arguments": dict(arguments)}:
+                calls.append({"id": f"call_{len(calls)}", "name": name, "arguments": arguments})
+            case _:
+                malformed.append(block.strip())
     message["content"] = TOOL_CALL.sub("", text).strip() if calls or malformed else text.strip()
     if calls:
         message["tool_calls"] = calls
     return ParsedReply(message, tuple(malformed))
-
-
-def _read_call(block: str, *, number: int) -> ToolCall | None:
-    match load_call(block, levels=MAX_NESTING + 1):
-        case {"name": str(name), "arguments": dict(arguments)}:
-            return {"id": f"call_{number}", "name": name, "arguments": arguments}
-        case _:
-            return None
 
 
 def load_call(text: str, *, levels: int) -> Json:

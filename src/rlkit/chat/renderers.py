@@ -16,9 +16,10 @@ from rlkit.chat.format import MAX_NESTING, TAIL_TOKENS, ChatFormat, ParsedReply,
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.config.schema import Config
 from rlkit.errors import MissingError, UsageError
+from rlkit.tokenizers.cached import cache_encodings
 from rlkit.tokenizers.load import has_weights, load_tokenizer
 from rlkit.tokenizers.token_text import token_text
-from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, TokenPiece, Tokens, Tool, ToolCall, as_prompt, join
+from rlkit.types import IMAGE_TOKEN, Image, Message, Prompt, TokenPiece, Tokens, Tool, ToolCall, as_prompt, join
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message as CookbookMessage
@@ -47,9 +48,8 @@ def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetc
     except MissingError as error:
         if not (engine and fetch):
             raise
-        raise MissingError(
-            f"{error}. Without TINKER_API_KEY the embedded engine runs the model, and needs its weights"
-        ) from error
+        reason = "Without TINKER_API_KEY the embedded engine runs the model, and needs its weights"
+        raise MissingError(f"{error}. {reason}") from error
     return chat_format(config.model, tokenizer, renderer=config.chat.renderer)
 
 
@@ -59,7 +59,7 @@ def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None
     Args:
         renderer: name of a renderer, `chat_template`, or None for tinker-cookbook's recommendation.
     """
-    name = renderer or _recommended_renderer(model) or CHAT_TEMPLATE
+    name, tokenizer = renderer or _recommended_renderer(model) or CHAT_TEMPLATE, cache_encodings(tokenizer)
     if name == CHAT_TEMPLATE:
         return TemplateChat(tokenizer)
     from tinker_cookbook.exceptions import TinkerCookbookError
@@ -123,21 +123,16 @@ class TemplateChat(_TokenizerChat):
         self.stop = () if end is None else (end,)
 
     @override
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return as_prompt(self.encode(self._write(messages, tools, add_generation_prompt=True)))
-
-    @override
-    def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return as_prompt(self.encode(self._write(messages, tools, add_generation_prompt=False)))
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, whole: bool = False) -> Prompt:
+        return as_prompt(self.encode(self._write(messages, tools, whole=whole)))
 
     @override
     def render_reply(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt | None:
-        prompt = self._write(messages[:-1], tools, add_generation_prompt=True)
-        whole = self._write(messages, tools, add_generation_prompt=False)
+        prompt, whole = self._write(messages[:-1], tools, whole=False), self._write(messages, tools, whole=True)
         # The texts, because a token may hold the end of the prompt and the beginning of the reply, as for line breaks.
         return as_prompt(self.encode(whole[len(prompt) :])) if whole.startswith(prompt) else None
 
-    def _write(self, messages: Sequence[Message], tools: Sequence[Tool], *, add_generation_prompt: bool) -> str:
+    def _write(self, messages: Sequence[Message], tools: Sequence[Tool], *, whole: bool) -> str:
         template = cast("object", self._tokenizer.chat_template)
         if not template:
             name = getattr(self._tokenizer, "name_or_path", "") or "the model"
@@ -153,7 +148,7 @@ class TemplateChat(_TokenizerChat):
             text = self._tokenizer.apply_chat_template(
                 cast("list[dict[str, str]]", [_template_message(message) for message in messages]),
                 tools=[{"type": "function", "function": dict(tool)} for tool in tools] or None,
-                add_generation_prompt=add_generation_prompt,
+                add_generation_prompt=not whole,
                 tokenize=False,
             )
         except TemplateError as error:
@@ -221,14 +216,7 @@ class CookbookChat(_TokenizerChat):
         self.keeps_thinking = renderer.has_extension_property
 
     @override
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return self._render(messages, tools, whole=False)
-
-    @override
-    def render_whole(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        return self._render(messages, tools, whole=True)
-
-    def _render(self, messages: Sequence[Message], tools: Sequence[Tool], *, whole: bool) -> Prompt:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, whole: bool = False) -> Prompt:
         from tinker_cookbook.exceptions import RendererError
         from tinker_cookbook.renderers import TrainOnWhat
 
@@ -262,9 +250,8 @@ class CookbookChat(_TokenizerChat):
         return prompt
 
     def _no_images_error(self) -> UsageError:
-        return UsageError(
-            f"chat.renderer: {type(self._renderer).__name__} does not support images: choose one that does"
-        )
+        name = type(self._renderer).__name__
+        return UsageError(f"chat.renderer: {name} does not support images: choose one that does")
 
     @override
     def parse(self, completion: Tokens) -> ParsedReply:
@@ -276,11 +263,11 @@ class CookbookChat(_TokenizerChat):
         malformed = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
         calls = list[ToolCall]()
         for number, call in enumerate(message.get("tool_calls", [])):
-            arguments = _parse_arguments(call.function.arguments)
-            if arguments is None:
-                malformed.append(call.function.arguments)
-            else:
+            arguments = load_call(call.function.arguments, levels=MAX_NESTING)
+            if isinstance(arguments, dict):
                 calls.append({"id": call.id or f"call_{number}", "name": call.function.name, "arguments": arguments})
+            else:
+                malformed.append(call.function.arguments)
         if calls:
             reply["tool_calls"] = calls
         return ParsedReply(reply, tuple(malformed))
@@ -325,8 +312,3 @@ def _as_parts(content: str | Sequence[Mapping[str, object]]) -> Sequence[Mapping
 
 def _join_parts(parts: Sequence[Mapping[str, object]], kind: str) -> str:
     return "".join(str(part.get(kind, "")) for part in parts if part["type"] == kind).strip()
-
-
-def _parse_arguments(text: str) -> Mapping[str, Json] | None:
-    arguments: object = load_call(text, levels=MAX_NESTING)
-    return cast("Mapping[str, Json]", arguments) if isinstance(arguments, dict) else None

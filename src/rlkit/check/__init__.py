@@ -56,9 +56,8 @@ async def check(
         raise UsageError(
             f"check needs at least one task and a positive time limit, not tasks={tasks} and timeout_s={timeout_s}"
         )
-    source = env_or_source
-    if not isinstance(source, TaskSource):
-        source = list_envs(source, subject="env_or_source is")
+    is_source = isinstance(env_or_source, TaskSource)
+    source = env_or_source if is_source else list_envs(env_or_source, subject="env_or_source is")
 
     def work(send: Send[Finding]) -> Coroutine[object, object, None]:
         player = Player(chat or ByteChat(), timeout_s, send)

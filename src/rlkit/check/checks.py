@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import batched, product
-from typing import Protocol, cast
+from operator import attrgetter
+from typing import cast
 
 import numpy as np
 
@@ -115,37 +116,24 @@ async def _check_empty_answer(context: CheckContext) -> str:
     return f"gets at most {max(rewards):g}"
 
 
-class _Judge(Protocol):
-    """The part of `rlkit.Judge` that its check uses."""
-
-    scale: tuple[float, float]
-
-    def score(self, /, **fields: str) -> Awaitable[_Verdict]: ...
-
-
-class _Verdict(Protocol):
-    @property
-    def score(self) -> float: ...
-
-
 async def _check_judge(context: CheckContext) -> str:
-    examples, scores = dict[str, tuple[_Judge, Mapping[str, str], float]](), list[float]()
-    for env in context.envs:
-        for fields, label in getattr(env, "judged_examples", ()):
-            examples[json.dumps([fields, label])] = cast("_Judge", getattr(env, "judge", None)), fields, label
+    find_method, scores = attrgetter("judge.score"), list[float]()
+    pairs = [(env, *example) for env in context.envs for example in getattr(env, "judged_examples", ())]
+    examples = {json.dumps([fields, label]): (env, fields, label) for env, fields, label in pairs}
     if not examples:
         raise Skip("the environment has no `judged_examples`")
     for some in batched(examples.values(), JUDGED_AT_ONCE):
         context.player.announce(f"judging example {len(scores) + 1} of {len(examples)}")
         try:
             async with asyncio.timeout(context.player.timeout_s):
-                scores += [v.score for v in await asyncio.gather(*(judge.score(**fields) for judge, fields, _ in some))]
+                verdicts = await asyncio.gather(*(find_method(env)(**fields) for env, fields, _ in some))
+            scores += [verdict.score for verdict in verdicts]
         except Exception as error:
-            context.problems.append(
-                f"example {len(scores) + 1} or later has no verdict: {type(error).__name__}: {error}"
-            )
+            problem = f"{type(error).__name__}: {error}"
+            context.problems.append(f"example {len(scores) + 1} or later has no verdict: {problem}")
             return ""
-    env, (low, high) = context.envs[0], next(iter(examples.values()))[0].scale
+    env, judged_env = context.envs[0], next(iter(examples.values()))[0]
+    low, high = cast("tuple[float, float]", attrgetter("judge.scale")(judged_env))
     labels, verdicts = np.array([label for _, _, label in examples.values()], np.float64), np.array(scores, np.float64)
     tolerance, wanted = getattr(env, "judge_tolerance", (high - low) / 10), getattr(env, "judge_agreement", AGREEMENT)
     share = float(np.mean(np.abs(labels - verdicts) <= tolerance + 1e-9))

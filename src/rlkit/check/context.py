@@ -81,7 +81,4 @@ def draw_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> 
     if isinstance(source, Sequence):
         indices = random.Random(seed).sample(range(len(source)), min(tasks, len(source)))
         return [source[index] for index in sorted(indices)]
-    envs = list[Env]()
-    while len(envs) < tasks and (env := source.next()) is not None:
-        envs.append(env)
-    return envs
+    return [env for _ in range(tasks) if (env := source.next()) is not None]

@@ -5,13 +5,14 @@ Invariant: every reply is text that a tokenizer can produce: lone surrogates app
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, JsonValue
 
+from rlkit._util.sections import validate_fields
 from rlkit.errors import UsageError
+from rlkit.testing.policies import render_call
 from rlkit.types import Json, Tool
 
 PLAIN = "42"
@@ -57,7 +58,7 @@ def write_tool_calls(tools: Sequence[Tool]) -> list[str]:
     """Return tool calls in a model's format: with valid arguments, without arguments, and with arguments of wrong
     types."""
     pairs = [(tool["name"], arguments) for tool in tools for arguments in _make_arguments(tool["parameters"])]
-    return [_write_call(name, arguments) for name, arguments in pairs]
+    return [render_call(name, arguments) for name, arguments in pairs]
 
 
 def write_replies(messages: object) -> tuple[str, ...]:
@@ -78,13 +79,11 @@ def _has_other_role(item: object) -> bool:
 
 def _write_reply(place: int, message: object) -> str:
     try:
-        reply = _REPLY.validate_python(message)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, ("gold", place, *fault["loc"])))
+        reply = validate_fields(_Reply, message, place=f"gold.{place}")
+    except UsageError as error:
         form = '{"role": "assistant", "content": "…", "tool_calls": [{"name": "…", "arguments": {…}}]}'
-        raise UsageError(f"{field}: {fault['msg']}; write a message as {form}") from None
-    calls = [_write_call(call.name, call.arguments) for call in reply.tool_calls]
+        raise UsageError(f"{error}; write a message as {form}") from None
+    calls = [render_call(call.name, call.arguments) for call in reply.tool_calls]
     return "\n".join([*([reply.content] if reply.content else []), *calls])
 
 
@@ -96,13 +95,6 @@ class _Call(BaseModel):
 class _Reply(BaseModel):
     content: str
     tool_calls: list[_Call] = Field(default_factory=list[_Call])
-
-
-_REPLY = TypeAdapter(_Reply)
-
-
-def _write_call(name: str, arguments: Json) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def _make_arguments(schema: Mapping[str, Json]) -> list[dict[str, Json]]:

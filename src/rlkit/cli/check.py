@@ -55,13 +55,11 @@ def check(
             attack = attack_environment(name, source, tasks=tasks, timeout_s=timeout_s, seed=seed, note=note)
             attacks[name] = run_terminable(attack)
         return print_attacks(output, attacks)
-    records, tables, good = dict[str, Data](), list[str](), True
-    for name, source in envs.items():
-        report = asyncio.run(check(source, tasks=tasks, timeout_s=timeout_s, seed=seed))
-        records[name] = {"ok": report.ok, "findings": [asdict(finding) for finding in report.findings]}
-        tables.append(f"{name}\n{_table(report)}")
-        good = good and report.ok
-    output.result({"ok": good, "envs": records}, "\n\n".join(tables))
+    run = partial(check, tasks=tasks, timeout_s=timeout_s, seed=seed)
+    reports = {name: asyncio.run(run(source)) for name, source in envs.items()}
+    good = all(report.ok for report in reports.values())
+    records = {name: {"ok": report.ok, **asdict(report)} for name, report in reports.items()}
+    output.result({"ok": good, "envs": records}, "\n\n".join(f"{name}\n{_table(reports[name])}" for name in reports))
     return 0 if good else FAILED
 
 

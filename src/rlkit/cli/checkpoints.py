@@ -22,7 +22,7 @@ from rlkit.cli.common.signals import run_terminable
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlkit.service import StoredCheckpoint
+    from rlkit.tinker_client.stored_checkpoint import StoredCheckpoint
     from rlkit.tools.checkpoints import CheckpointSelection
     from rlkit.tools.export import ExportForm
 

@@ -65,9 +65,8 @@ def evaluate(
         for snapshot in snapshots:
             progress = snapshot()
             total = progress.finished + progress.running + progress.queued
-            note(
-                f"{progress.finished} of {total} rollouts done, {progress.running} running; {progress.tokens:,} tokens"
-            )
+            rollouts = f"{progress.finished} of {total} rollouts done, {progress.running} running"
+            note(f"{rollouts}; {progress.tokens:,} tokens")
 
     evaluation = evaluate(
         resolved,

@@ -13,7 +13,7 @@ import typer
 from rlkit.cli.common.guard import FAILED, MISSING
 from rlkit.cli.common.options import OptionalRun, RunName, Yes
 from rlkit.cli.common.output import Data, Output
-from rlkit.errors import MissingError, UsageError
+from rlkit.errors import ConfigError, MissingError, UsageError
 
 NoDraw = Annotated[bool, typer.Option("--no-draw", help="Skip the pictures.")]
 
@@ -165,14 +165,12 @@ def audit(output: Output, run: RunName) -> int:
     directory, audits = threads.run(audit_run(run))
     mismatch = "; ".join(audit.mismatch for audit in audits.values() if audit.mismatch is not None) or None
     summaries = [f"{env}: {audit}" for env, audit in audits.items() if audit.mismatch is None]
-    if output.json:
-        envs = {env: asdict(audit) for env, audit in audits.items()}
-        output.data({"run": directory.name, "ok": mismatch is None, "mismatch": mismatch, "envs": envs})
-    else:
-        for line in summaries if audits else [f"{directory.name} has not finished a step"]:
-            output.line(line)
-        if mismatch is not None:
-            output.error(mismatch)
+    envs = {env: asdict(audit) for env, audit in audits.items()}
+    record = {"run": directory.name, "ok": mismatch is None, "mismatch": mismatch, "envs": envs}
+    if summaries or mismatch is None or output.json:
+        output.result(record, "\n".join(summaries) or f"{directory.name} has not finished a step")
+    if mismatch is not None and not output.json:
+        output.error(mismatch)
     return 0 if mismatch is None else FAILED
 
 
@@ -182,7 +180,9 @@ def records(
     *,
     best: Annotated[int, typer.Option(min=1, help="Number of best records to show per search.")] = 3,
     no_draw: NoDraw = False,
-    export: Annotated[Path | None, typer.Option(help="Folder for the shown records as JSON files.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder for the shown records as JSON files.")
+    ] = None,
 ) -> None:
     """List and draw the best constructions of a `discovery` run.
 
@@ -227,9 +227,19 @@ def verify(
 
     if draw is not None and no_draw:
         raise UsageError("--draw: has no effect with --no-draw; leave it out")
+    if draw is not None and not draw.name:
+        raise UsageError(f"--draw: {draw} is not a file; give the path of a PNG file")
+    for pair in option or []:
+        key, equals, _ = pair.partition("=")
+        if not (equals and key.isidentifier()):
+            raise UsageError(f"--option: {pair!r} is not of the form KEY=VALUE, such as circles=32")
     # Parse KEY=VALUE as in a configuration, by loading one with a single environment, `target`.
     pairs = ["envs.target.env=discovery", *(f"envs.target.args.{pair}" for pair in option or [])]
-    result = verify_witness(problem, file, options=load_config([], pairs).config.envs["target"].args)
+    try:
+        options = load_config([], pairs).config.envs["target"].args
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("envs.target.args", "options")) from None
+    result = verify_witness(problem, file, options=options)
     picture = None if no_draw else draw or file.with_name(f"{file.name}.png")
     try:
         if picture is not None:

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from rlkit._util import files
 from rlkit._util.paths import runs_dir
-from rlkit.algorithms.datums import trained_tokens
+from rlkit.algorithms.datums import sequence_lengths
 from rlkit.config.schema import Config
 from rlkit.cost.usage import Price, Usage
 from rlkit.types import Episode, Group
@@ -92,7 +92,8 @@ def _row(episode: Episode) -> tuple[float, ...]:
     sampled = sum(len(turn.completion) if turn.frozen else int(np.count_nonzero(turn.sampled_mask)) for turn in turns)
     # Concurrent turns take less time than their sum.
     waited = min(seconds, sum(turn.seconds for turn in turns))
-    return len(turns), first, later, repeated, sampled, trained_tokens(episode), seconds - waited
+    trained = sum(length - 1 for length in sequence_lengths(episode))  # as services count: the last is only predicted
+    return len(turns), first, later, repeated, sampled, trained, seconds - waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +179,8 @@ def estimate(
     usages = [end.usage(price) for end in ends]
     tokens = Band(*(float(usage.tokens) for usage in usages))
     usd = None if price is None else Band(*(price.usd(usage) for usage in usages))
-    if speed is None:
-        return Estimate(tokens, usd, None)
-    return Estimate(tokens, usd, Band(*(end.seconds(speed) for end in ends)), speed.source)
+    seconds = None if speed is None else Band(*(end.seconds(speed) for end in ends))
+    return Estimate(tokens, usd, seconds, speed.source if speed else "")
 
 
 def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Extent:
@@ -190,7 +190,7 @@ def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Ex
     mean fewer steps.
     """
     batch = config.batch
-    replaced_max = (batch.max_replaced_groups or 4 * batch.groups) if batch.replace_uninformative else 0
+    replaced_max = batch.replaced_groups_limit
     first = config.warm_start_steps
     conversations = {"warm_start": float(first * batch.groups)} if first else dict[str, float]()
     if draws is None:
@@ -338,7 +338,6 @@ class _End:
 def save_estimate(config: Config, expected: Estimate) -> Path:
     """Save an estimate for the comparison at the end of its run; return the path of the file."""
     path = _path(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
     files.write_text(path, json.dumps(asdict(expected), indent=2) + "\n")
     return path
 

@@ -17,7 +17,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import run_together
 from rlkit.algorithms.advantages import estimate_advantages
-from rlkit.algorithms.datums import PreparedGroup, trained_tokens
+from rlkit.algorithms.datums import PreparedGroup
 from rlkit.algorithms.estimator import Advantages, Estimator
 from rlkit.chat.format import ChatFormat
 from rlkit.config.loading.objects import load_estimators, load_loss
@@ -85,16 +85,13 @@ async def run_pilot(
     opening = open_runner(config, LocalRunner(chat), tasks, {})
     async with watch.watch_silence(), opening as runner, connect(config.service, choice=choice, note=note) as service:
         start = partial(service.learner, model=config.model, lora=config.lora, seed=config.seed)
-        learner = await watch.call(
-            lambda: start(checkpoint=config.load_checkpoint), "starting a training session", retry=True
-        )
-        context = await watch.call(
-            lambda: service.context_tokens(config.model), "reading the context length", retry=True
-        )
+        start = partial(start, checkpoint=config.load_checkpoint)
+        learner = await watch.call(start, "starting a training session", retry=True)
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         weights = await watch.call(lambda: learner.sampler(0), "transferring weights", retry=True)
         sampler = PatientSampler(weights, watch, 0)
         settings, slots = make_env_settings(config, context=context), Slots(config.rollouts.max_concurrent)
-        opponents = Opponents(config, service, watch).of
+        opponents = Opponents(config, service, watch).find
         player = Player(runner, settings, seed=config.seed, slots=slots, purpose="pilot", opponents=opponents)
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
@@ -106,10 +103,8 @@ async def run_pilot(
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
     episodes = [episode for group in played_groups for episode in group.episodes]
-    sampled, scored = sum(group.sampled_tokens for group in played_groups if group.env in config.reinforced_envs), 0
-    for group in played_groups:
-        tokens = sum(trained_tokens(episode) for episode in group.episodes if episode.reward is not None)
-        scored += tokens * len(references.get(group.env, ()))
+    sampled = sum(group.sampled_tokens for group in played_groups if group.env in config.reinforced_envs)
+    scored = sum(prepared.tokens * len(prepared.drifts) for prepared in prepared_groups)
     sampling_s = sum(turn.seconds for episode in episodes for turn in episode.turns)
     speed = make_speed(
         stream=tokens_per_second(sampled, sampling_s),

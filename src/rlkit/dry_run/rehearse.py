@@ -26,26 +26,26 @@ from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
-from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, Tests, estimate, save_estimate
+from rlkit.cost.estimate import HOSTED, Band, Estimate, Pair, Rollout, Tests, estimate, save_estimate
 from rlkit.cost.usage import Price, hosted_prices, price_of
 from rlkit.dry_run.pilot import NudgedEstimator, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
-from rlkit.policy import OpponentSamplers, Sampler
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.tasks.from_config import count_draws, load_tasks, resolve_steps, task_contents
-from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
+from rlkit.testing.policies import play_itself
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, describe_service
 from rlkit.tokenizers.hub import hub_problem
 from rlkit.tokenizers.load import has_weights
 from rlkit.trackers import RunResult
+from rlkit.trackers.rendering import render_band
 from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
@@ -127,7 +127,7 @@ async def rehearse(
         chat, parts = await _load_chat(config, choice, note, pilot=pilot)
     note("loading the environments")
     tests = load_eval_tasks(config.eval.envs, seed=config.seed, note=note)
-    tasks = load_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
+    tasks = load_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest={})
     config = resolve_steps(config, tasks, note=note)
     make_learning_rate(config)
     states = {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
@@ -229,7 +229,7 @@ class _Rehearser:
         groups = list[Group]()
         for task, factor in ((tasks[0], _SHORT_REPLY), (tasks[-1], _LONG_REPLY)):
             sampler = await _simulate(factor * limit).sampler(model=self.config.model)
-            player = replace(player, opponents=_play_itself)
+            player = replace(player, opponents=play_itself)
             groups.append(await player.play(task, lambda sampler=sampler: sampler))
         seconds = time.monotonic() - began_s
         episodes = [episode for group in groups for episode in group.episodes]
@@ -346,8 +346,7 @@ async def _load_chat(
 
 
 def _render_range(first: float, second: float) -> str:
-    low, high = sorted((first, second))
-    return f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
+    return render_band(Band(*sorted((first, second))), "{:.4g}".format)
 
 
 def _check_best_metric(config: Config, step_metrics: Set[str]) -> list[Part]:
@@ -376,10 +375,3 @@ def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
     details = {"service": f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it"}
     details |= {name: f"existence of {path}" for name, path in paths.items() if path not in (None, "base")}
     return [Part(name, "not tried", detail) for name, detail in details.items()]
-
-
-def _play_itself(sampler: Callable[[], Sampler]) -> OpponentSamplers:
-    async def find(_: int | str) -> Sampler:
-        return sampler()
-
-    return find

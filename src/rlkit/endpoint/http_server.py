@@ -70,6 +70,10 @@ class HttpServer(uvicorn.Server):
         return self._serving
 
     @override
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        super().run([self._listener])
+
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listener.listen(socket.SOMAXCONN)  # connections that wait, which asyncio limits by the same number

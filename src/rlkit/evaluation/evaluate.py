@@ -5,7 +5,6 @@ Invariant: evaluated episodes are never trained on, and use separate random stre
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
 from rlkit.algorithms.datums import episode_data, find_root
-from rlkit.algorithms.references import Reference
+from rlkit.algorithms.references import Drifts, Reference
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.resolved import ResolvedConfig
@@ -29,8 +28,8 @@ from rlkit.env import Env, Task
 from rlkit.errors import ConfigError
 from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.evaluation.scores import compute_score_metrics
-from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
-from rlkit.metrics.metrics import group_metrics, mean_drift
+from rlkit.metrics.env_reports import make_failure_reporter, make_hold_reporter
+from rlkit.metrics.metrics import group_metrics, mean_by_token
 from rlkit.policy import Limits, NoSampler, Sampler
 from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
@@ -46,13 +45,8 @@ from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
 from rlkit.workers.from_config import open_runner
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EvaluatedTask:
-    """Group of an evaluated task; `attempts` are all its episodes, including failed episodes that were retried."""
-
-    group: Group
-    attempts: Sequence[Episode]
+type EvaluatedTask = tuple[Group, Sequence[Episode]]
+"""Group of an evaluated task, and all its attempts, including failed episodes that were retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +56,8 @@ class Evaluation:
     tasks: Mapping[str, Sequence[Env]]  # tasks by name of the environment
     player: Player
     every: int  # steps between evaluations; 0 to evaluate only before the first step and after the last
-    # Teachers by environment, whose divergence is measured.
-    teachers: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
+    # References by environment; the divergence from teachers is measured.
+    references: Mapping[str, Sequence[Reference]] = field(default_factory=dict[str, "Sequence[Reference]"])
 
     def is_due(self, step: int, *, last: int) -> bool:
         """Return whether to evaluate the weights of a step."""
@@ -79,37 +73,31 @@ class Evaluation:
             upsert_attempt(attempts[task.name, task.draw], episode)
             self.player.record(task, episode)
 
-        player = replace(self.player, record=record, record_score=record)
+        player = replace(self.player, record=record)
         groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in tasks)
-        return [EvaluatedTask(group, attempts[group.env, group.draw]) for group in groups]
+        return [(group, attempts[group.env, group.draw]) for group in groups]
 
     async def measure_divergence(self, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Return `eval/<env>/teacher/kl`, the mean log-ratio of sampled tokens to the teacher; raise ServiceError."""
-        metrics = dict[str, float]()
-        for name, teacher in self.teachers.items():
-            episodes = [each for group in groups if group.env == name for each in group.episodes]
-            pairs = [
-                (datum, find_root(episode, last))
-                for episode in episodes
-                for last, datum in episode_data(episode, np.zeros(len(episode.turns)))
-            ]
-            drifts = await teacher.drifts([datum for datum, _ in pairs], [root for _, root in pairs])
-            if (kl := mean_drift(drifts)) is not None:
-                metrics[f"eval/{name}/teacher/kl"] = kl
-        return metrics
+        """Return `eval/<env>/teacher/kl`, the mean log-ratio to the last teacher; raise ServiceError.
+
+        It is an estimate of the divergence only where replies are samples of the policy's own distribution.
+        """
+        drifts = dict[str, Drifts]()
+        for name, settings in self.player.settings.items():
+            teachers = [reference for reference in self.references.get(name, ()) if reference.is_teacher]
+            if not teachers or settings.sampling.temperature != 1:
+                continue
+            episodes = [episode for group in groups if group.env == name for episode in group.episodes]
+            rows = [(e, *pair) for e in episodes for pair in episode_data(e, np.zeros(len(e.turns)))]
+            roots = [find_root(episode, last) for episode, last, _ in rows]
+            drifts[f"eval/{name}/teacher/kl"] = await teachers[-1].drifts([datum for _, _, datum in rows], roots)
+        return mean_by_token(drifts)
 
 
-async def compute_eval_metrics(tasks: Sequence[EvaluatedTask]) -> Mapping[str, float]:
+async def compute_eval_metrics(groups: Sequence[Group]) -> Mapping[str, float]:
     """Return the metrics of an evaluation, under `eval/…`."""
-    groups = [task.group for task in tasks]
-    return await in_thread(
-        # Metrics of outcomes come first, so that they cannot overwrite others.
-        lambda: (
-            group_metrics(groups, prefix="eval")
-            | compute_score_metrics(groups, prefix="eval")
-            | _standard_errors(groups)
-        )
-    )
+    # Metrics of outcomes come first, so that they cannot overwrite others.
+    return await in_thread(lambda: group_metrics(groups, prefix="eval") | compute_score_metrics(groups, prefix="eval"))
 
 
 @stop_leftover_tasks()
@@ -158,16 +146,13 @@ async def evaluate(
         watch.watch_silence(),
         connect(config.service, choice=choice, note=note, warn=watch.remember_warning) as service,
     ):
-        sampler = await watch.call(
-            lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
-        )
-        context = await watch.call(
-            lambda: service.context_tokens(config.model), "reading the context length", retry=True
-        )
+        load = partial(service.sampler, model=config.model, checkpoint=checkpoint)
+        sampler = await watch.call(load, "preparing to sample", retry=True)
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         patient = PatientSampler(sampler, watch, sampler.version)
         async with open_runner(config, LocalRunner(chat), {}, tasks) as runner:
             player = make_eval_player(config, runner, slots=slots, context=context)
-            player = replace(player, opponents=Opponents(config, service, watch).of)
+            player = replace(player, opponents=Opponents(config, service, watch).find)
             return await _measure(player, tasks, patient, note=note, on_progress=on_progress, on_groups=on_groups)
 
 
@@ -187,49 +172,27 @@ async def _measure(
 ) -> Mapping[str, float]:
     started = time.monotonic()
     on_progress(lambda: Progress(phase="evaluating", **asdict(player.counts), seconds=time.monotonic() - started))
-    failures = FailureNotes(note, redact=redact)
-    blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
-    with loop_holds().watch(blocking.add):
-        evaluated = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
+    player = replace(player, record=make_failure_reporter(note, redact=redact))
+    with loop_holds().watch(make_hold_reporter(tell=lambda finding: note(str(finding)))):
+        evaluated = await Evaluation(tasks, player, every=0).play(sampler)
     for line in _describe_failures(evaluated):
         note(line)
-    on_groups([task.group for task in evaluated])
-    return await compute_eval_metrics(evaluated)
+    groups = [group for group, _ in evaluated]
+    on_groups(groups)
+    return await compute_eval_metrics(groups)
 
 
 def _describe_failures(tasks: Sequence[EvaluatedTask]) -> list[str]:
     """Return a line for each environment with failures: the failed rollouts, the retries, and the first error."""
     errors, final = defaultdict[str, list[str]](list), Counter[str]()
-    for task in tasks:
-        errors[task.group.env] += [episode.error for episode in task.attempts if episode.error is not None]
-        final[task.group.env] += sum(episode.error is not None for episode in task.group.episodes)
+    for group, attempts in tasks:
+        errors[group.env] += [episode.error for episode in attempts if episode.error is not None]
+        final[group.env] += sum(episode.error is not None for episode in group.episodes)
     return [
         f"{name}: {len(messages)} rollouts failed, {len(messages) - final[name]} of them were retried: {messages[0]}"
         for name, messages in errors.items()
         if messages
     ]
-
-
-def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the standard errors of the mean rewards, by environment and over all, for two tasks or more.
-
-    Tasks are independent; attempts at one task are not. With T tasks and N episodes with a reward, of mean m, the error
-    is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N; with one attempt per task, s/√N. Source: Liang and
-    Zeger 1986, for the mean alone; Miller 2024, "Adding error bars to evals", §2.2 (arXiv:2411.00640).
-    """
-    errors = dict[str, float]()
-    for name in [*dict.fromkeys(group.env for group in groups), "all"]:
-        tasks = [
-            group.rewards[group.valid_mask] for group in groups if name in (group.env, "all") and group.valid_mask.any()
-        ]
-        if len(tasks) < 2:
-            continue
-        with np.errstate(over="ignore", invalid="ignore"):  # rewards near the ends of the float range
-            mean = float(np.concatenate(tasks).mean())
-            deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
-            squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
-        errors[f"eval/{name}/reward/stderr"] = math.sqrt(squares) / sum(map(len, tasks))
-    return errors
 
 
 def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, context: int | None) -> Player:
@@ -267,15 +230,14 @@ def load_eval_tasks(
     Raises:
         ConfigError: an environment cannot be loaded, or its `max_turns` has no effect.
     """
-    tasks, origins = dict[str, Sequence[Env]](), origins or TaskManifest()
+    tasks, origins = dict[str, Sequence[Env]](), {} if origins is None else origins
     for name, spec in specs.items():
         where = f"{field}.{name}"
-        envs = load_envs(name, spec, field=where, seed=seed, note=note, pin=partial(origins.pin, where))
+        envs = load_envs(name, spec, field=where, seed=seed, note=note, pin=partial(origins.setdefault, where))
         if is_single_turn(envs):
             refuse_turn_limit(spec, field=where)
         if isinstance(envs, Sequence):
             tasks[name] = envs[: spec.tasks]
         else:
-            draws = (envs.next() for _ in range(spec.tasks))
-            tasks[name] = [env for env in draws if env is not None]
+            tasks[name] = [env for _ in range(spec.tasks) if (env := envs.next()) is not None]
     return tasks

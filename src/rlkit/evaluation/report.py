@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from rlkit.evaluation.scores import compute_scores, split_by_label
 from rlkit.evaluation.task_scores import TaskScore, count_endings, score_tasks
+from rlkit.metrics.intervals import Score
 from rlkit.types import Group, Json
 
-type Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""`mean`, `low` and `high` of each score, by group of tasks: `""` for all tasks, or `label/value`."""
-
-_SCORE = re.compile(r"(?:(?P<part>[^/]+/[^/]+)/)?(?P<score>(?:avg|pass|maj)_at_\d+)")
+type Scores = Mapping[str, Mapping[str, Score]]
+"""Scores by group of tasks: `""` for all tasks, or `label/value`."""
 
 _EXPONENT_MIN = 1e6  # smallest number that is rendered with an exponent
 
@@ -32,7 +31,7 @@ class EvaluationReport:
     def from_metrics(cls, metrics: Mapping[str, float], groups: Sequence[Group], *, envs: Sequence[str]) -> Self:
         """Create a report from the metrics and groups of an evaluation."""
         rows = {name: summarize_env(metrics, f"eval/{name}") for name in envs}
-        scores = {name: read_scores(metrics, f"eval/{name}") for name in envs}
+        scores = {name: score_parts([group for group in groups if group.env == name]) for name in envs}
         return cls(rows, scores, score_tasks(groups), metrics, read_env_metrics(metrics, groups))
 
     @property
@@ -42,10 +41,11 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Json]:
         """Return the report as JSON."""
-        envs: dict[str, Json] = {
-            name: {**row, "endings": self._count_endings(name), "scores": self.scores[name]}
-            for name, row in self.rows.items()
-        }
+        envs = dict[str, Json]()
+        for name, row in self.rows.items():
+            parts = self.scores[name].items()
+            scores = {part: {score: asdict(value) for score, value in scores.items()} for part, scores in parts}
+            envs[name] = {**row, "endings": self._count_endings(name), "scores": scores}
         return {"envs": envs, "tasks": [asdict(score) for score in self.tasks], "metrics": self.metrics}
 
     def render(self, *, tasks: bool = False) -> str:
@@ -87,16 +87,10 @@ def read_env_metrics(metrics: Mapping[str, float], groups: Sequence[Group]) -> d
     return {env: values for env, values in means.items() if values}
 
 
-def read_scores(metrics: Mapping[str, float], prefix: str) -> Scores:
-    """Return the scores of an environment from all metrics."""
-    scores = dict[str, dict[str, dict[str, float]]]()
-    for key, mean in metrics.items():
-        if not key.startswith(f"{prefix}/") or not (match := _SCORE.fullmatch(key.removeprefix(f"{prefix}/"))):
-            continue
-        if f"{key}/low" in metrics:
-            interval = {"mean": mean, "low": metrics[f"{key}/low"], "high": metrics[f"{key}/high"]}
-            scores.setdefault(match["part"] or "", {})[match["score"]] = interval
-    return scores
+def score_parts(groups: Sequence[Group]) -> Scores:
+    """Return the scores of all tasks of an environment and of each value of a label, if they have a reward."""
+    parts = {part: compute_scores(part_groups) for part, part_groups in split_by_label(groups).items()}
+    return {part: scores for part, scores in parts.items() if scores}
 
 
 def render_rewards(rows: Mapping[str, Mapping[str, float]]) -> str:
@@ -157,5 +151,5 @@ def _sort_key(score: str) -> tuple[int, int]:
     return ("avg", "pass", "maj").index(kind), int(k)
 
 
-def _render_cell(score: Mapping[str, float] | None) -> str:
-    return "-" if score is None else f"{score['mean']:.3f} [{score['low']:.2f}, {score['high']:.2f}]"
+def _render_cell(score: Score | None) -> str:
+    return "-" if score is None else f"{score.mean:.3f} [{score.low:.2f}, {score.high:.2f}]"

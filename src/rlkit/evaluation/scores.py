@@ -55,37 +55,54 @@ def compute_score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, 
     """Return the scores of groups by environment, for all environments together, and by label, with intervals.
 
     The keys are `<prefix>/<env>/<score>`, `…/<score>/low` and `…/<score>/high`. For each label in `info["labels"]`, the
-    same keys are under `<prefix>/<env>/<label>/<value>/…`, with the number of `tasks`.
+    same keys are under `<prefix>/<env>/<label>/<value>/…`, with the number of `tasks`. The standard error of the mean
+    reward is `<prefix>/<env>/reward/stderr`.
     """
     metrics = dict[str, float]()
     for name in [*dict.fromkeys(group.env for group in groups), "all"]:
         env_groups = [group for group in groups if name in (group.env, "all")]
-        metrics |= _flatten(f"{prefix}/{name}", compute_scores(env_groups))
-        if name == "all":
-            continue
-        for label, values in _split_by_label(env_groups).items():
-            for value, value_groups in values.items():
-                place = f"{prefix}/{name}/{label}/{value}"
-                if scores := compute_scores(value_groups):
-                    metrics |= {f"{place}/tasks": float(len(value_groups))} | _flatten(place, scores)
+        if (error := compute_standard_error(env_groups)) is not None:
+            metrics[f"{prefix}/{name}/reward/stderr"] = error
+        for part, part_groups in split_by_label(env_groups).items() if name != "all" else [("", env_groups)]:
+            place, scores = "/".join(filter(None, (prefix, name, part))), compute_scores(part_groups)
+            if part and scores:
+                metrics[f"{place}/tasks"] = float(len(part_groups))
+            for score, value in scores.items():
+                key = f"{place}/{score}"
+                metrics |= {key: value.mean, f"{key}/low": value.low, f"{key}/high": value.high}
     return metrics
 
 
-def _flatten(prefix: str, scores: Mapping[str, Score]) -> dict[str, float]:
-    metrics = dict[str, float]()
-    for name, score in scores.items():
-        key = f"{prefix}/{name}"
-        metrics |= {key: score.mean, f"{key}/low": score.low, f"{key}/high": score.high}
-    return metrics
+def compute_standard_error(groups: Sequence[Group]) -> float | None:
+    """Return the standard error of the mean reward; None for fewer than two tasks with a reward.
+
+    Tasks are independent; attempts at one task are not. With T tasks and N episodes with a reward, of mean m, the error
+    is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N; with one attempt per task, s/√N. Source: Liang and
+    Zeger 1986, for the mean alone; Miller 2024, "Adding error bars to evals", §2.2 (arXiv:2411.00640).
+    """
+    tasks = [group.rewards[group.valid_mask] for group in groups if group.valid_mask.any()]
+    if len(tasks) < 2:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):  # rewards near the ends of the float range
+        mean = float(np.concatenate(tasks).mean())
+        deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
+        squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
+    return math.sqrt(squares) / sum(map(len, tasks))
 
 
-def _split_by_label(groups: Sequence[Group]) -> Mapping[str, Mapping[str, Sequence[Group]]]:
-    """Group by label and sorted value; omit labels with a single value or more than `LABELS_MAX` values."""
-    labelled = defaultdict[str, dict[str, list[Group]]](dict)
+def split_by_label(groups: Sequence[Group]) -> Mapping[str, Sequence[Group]]:
+    """Return all groups as `""`, and those of each sorted value of a label as `label/value`.
+
+    Labels with a single value or more than `LABELS_MAX` values are left out.
+    """
+    labelled, parts = defaultdict[str, dict[str, list[Group]]](dict), dict[str, Sequence[Group]]({"": groups})
     for group in groups:
         for label, value in _read_labels(group).items():
             labelled[label].setdefault(value, []).append(group)
-    return {label: dict(sorted(values.items())) for label, values in labelled.items() if 1 < len(values) <= LABELS_MAX}
+    for label, values in labelled.items():
+        if 1 < len(values) <= LABELS_MAX:
+            parts |= {f"{label}/{value}": value_groups for value, value_groups in sorted(values.items())}
+    return parts
 
 
 def _read_labels(group: Group) -> dict[str, str]:

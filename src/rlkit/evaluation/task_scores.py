@@ -48,9 +48,7 @@ def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:
 
 def count_endings(scores: Sequence[TaskScore]) -> dict[str, int]:
     """Return the number of episodes by their ending, the most frequent first."""
-    total = Counter[str]()
-    for score in scores:
-        total.update(score.endings)
+    total = sum((Counter(score.endings) for score in scores), Counter[str]())
     return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 

@@ -27,7 +27,7 @@ from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.judges.records import JudgeRecords
 from rlkit.judges.rubric import ask_for_verdict, fill_prompt, hash_text, read_field_names, read_verdict
 from rlkit.policy import Limits, Policy
-from rlkit.rollout.served_model import open_model
+from rlkit.serving.model import open_model
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
 from rlkit.types import Sampling
 from rlkit.workers.resource import WorkerResource

@@ -124,7 +124,7 @@ class FindingMonitor:
             if diagnosis is None:
                 continue
             key = (rule.__name__.removeprefix("_"), env)
-            finding = Finding(*key, step, step, diagnosis.evidence, diagnosis.action)
+            finding = Finding(*key, step, step, *diagnosis)
             if key in self._findings:
                 self._findings[key] = replace(finding, first=self._findings[key].first)
             else:
@@ -133,9 +133,8 @@ class FindingMonitor:
         return new
 
 
-class _Diagnosis(NamedTuple):
-    evidence: str
-    action: str
+type _Diagnosis = tuple[str, str]
+"""Evidence and action of a finding."""
 
 
 class _Mean(NamedTuple):
@@ -224,7 +223,7 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
     parts += [f"{kind} in {share:.0%}" for share, kind in kinds if share > 0]
     evidence = f"{mixed.steps}, {', '.join(parts)}"
     tasks = "harder" if good.value > bad.value else "easier"
-    return _Diagnosis(evidence, f"use {tasks} tasks, or larger groups (batch.group_size)")
+    return evidence, f"use {tasks} tasks, or larger groups (batch.group_size)"
 
 
 def _solved(history: _History, env: str) -> _Diagnosis | None:
@@ -233,7 +232,7 @@ def _solved(history: _History, env: str) -> _Diagnosis | None:
     if good is None or reward is None or good.value < SOLVED_MIN:
         return None
     evidence = f"{good.steps}, {good.value:.0%} of the groups solved their task in each episode"
-    return _Diagnosis(f"{evidence}; mean reward {reward.value:.2f}", "stop here, or use harder tasks")
+    return f"{evidence}; mean reward {reward.value:.2f}", "stop here, or use harder tasks"
 
 
 def _truncation(history: _History, env: str) -> _Diagnosis | None:
@@ -241,10 +240,10 @@ def _truncation(history: _History, env: str) -> _Diagnosis | None:
     length, truncated = history.mean(f"env/{env}/stop/length"), history.mean(f"env/{env}/truncated")
     if length is not None and length.value > CUT_MAX and not _is_limit_by_design(env, length.value, history):
         evidence = f"{length.steps}, {length.value:.0%} of the turns were truncated at the token limit"
-        return _Diagnosis(evidence, f"raise envs.{env}.max_tokens, or set a length_penalty")
+        return evidence, f"raise envs.{env}.max_tokens, or set a length_penalty"
     if truncated is not None and truncated.value > CUT_MAX:
         evidence = f"{truncated.steps}, {truncated.value:.0%} of the episodes were truncated"
-        return _Diagnosis(evidence, f"raise envs.{env}.max_turns, or the environment's own limit")
+        return evidence, f"raise envs.{env}.max_turns, or the environment's own limit"
     return None
 
 
@@ -264,7 +263,7 @@ def _infrastructure_failures(history: _History, env: str) -> _Diagnosis | None:
         return None
     failures, attempts = sum(row[1] for row in rollouts), sum(row[2] for row in rollouts)
     evidence = f"{share.steps}, {failures:.0f} of {attempts:.0f} rollouts failed"
-    return _Diagnosis(evidence, "read the reason in the column `error` of the run's episodes, and fix it")
+    return evidence, "read the reason in the column `error` of the run's episodes, and fix it"
 
 
 def _retry_bias(history: _History, env: str) -> _Diagnosis | None:
@@ -288,7 +287,7 @@ def _retry_bias(history: _History, env: str) -> _Diagnosis | None:
         f"in {count:.0f} groups of steps {lines[0][0]} to {lines[-1][0]}, retried episodes got "
         f"{abs(gap):.3g} {'more' if gap > 0 else 'less'} reward than the others, {abs(gap) / error:.1f} standard errors"
     )
-    return _Diagnosis(evidence, "find the side effects of failed rollouts on later rollouts: files, caches, a sandbox")
+    return evidence, "find the side effects of failed rollouts on later rollouts: files, caches, a sandbox"
 
 
 def _evaluation_diverges(history: _History, _: str) -> _Diagnosis | None:
@@ -310,7 +309,7 @@ def _evaluation_diverges(history: _History, _: str) -> _Diagnosis | None:
         f"the evaluation fell from {best.value:.3g} in step {best.last} to {last.value:.3g} in step {last.last}, "
         f"while the reward in training rose from {before.value:.3g} to {now.value:.3g}"
     )
-    return _Diagnosis(evidence, f"return to the checkpoint nearest to step {best.last}, and check the reward")
+    return evidence, f"return to the checkpoint nearest to step {best.last}, and check the reward"
 
 
 def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
@@ -323,7 +322,7 @@ def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
     if good is not None and good.value > CERTAIN_MAX:  # certain because the tasks are learned
         return None
     evidence = f"{now.steps}, the entropy was {now.value:.3g} nats a token, after {before.value:.3g} {before.steps}"
-    return _Diagnosis(evidence, "lower the learning rate (optimizer.learning_rate)")
+    return evidence, "lower the learning rate (optimizer.learning_rate)"
 
 
 def _no_kl(history: _History, _: str) -> _Diagnosis | None:
@@ -338,7 +337,7 @@ def _no_kl(history: _History, _: str) -> _Diagnosis | None:
     evidence = (
         f"in step {step}, KL(sampler‖trainer) was not finite: the trainer's probability of sampled tokens is 0 or NaN"
     )
-    return _Diagnosis(evidence, "return to an earlier checkpoint, with a lower learning rate (optimizer.learning_rate)")
+    return evidence, "return to an earlier checkpoint, with a lower learning rate (optimizer.learning_rate)"
 
 
 def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
@@ -357,9 +356,7 @@ def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
         evidence += f"; healthy runs stay below {HEALTHY_KL}"
     staleness = history.mean("batch/staleness/mean")
     is_stale = staleness is not None and staleness.value > 0
-    return _Diagnosis(
-        evidence, "reduce schedule.max_staleness" if is_stale else "reduce the learning rate or batch.substeps"
-    )
+    return evidence, "reduce schedule.max_staleness" if is_stale else "reduce the learning rate or batch.substeps"
 
 
 def _environment_cpu(history: _History, _: str) -> _Diagnosis | None:
@@ -369,10 +366,10 @@ def _environment_cpu(history: _History, _: str) -> _Diagnosis | None:
         return None
     if live is None and busy.value > BUSY_MAX:
         evidence = f"{busy.steps}, the code of environments ran for {busy.value:.0%} of the time, in the run's process"
-        return _Diagnosis(evidence, "play rollouts in other processes: set rollouts.workers to auto")
+        return evidence, "play rollouts in other processes: set rollouts.workers to auto"
     if live is not None and busy.value > WORKERS_BUSY_MAX:
         evidence = f"{busy.steps}, {live.value:.0f} workers were busy for {busy.value:.0%} of the time"
-        return _Diagnosis(evidence, "add processors, or a Ray cluster (rollouts.workers), and raise their number")
+        return evidence, "add processors, or a Ray cluster (rollouts.workers), and raise their number"
     return None
 
 

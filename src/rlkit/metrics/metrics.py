@@ -7,7 +7,9 @@ recomputed.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from math import comb, isfinite
 
 import numpy as np
@@ -98,7 +100,7 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_lengths("tokens", [episode.sampled_tokens for episode in valid]),
         **_lengths("turn_tokens", [int(np.count_nonzero(turn.sampled_mask)) for turn in turns]),
         **_stops(turns),
-        **_unique_bigrams(groups),
+        **_mean_by_key([{"unique_bigrams": share} for group in groups for share in _shares_of_unique_bigrams(group)]),
         **_retried(groups),
     }
     rewards = [{f"reward/{role}/mean": reward for role, reward in episode.rewards.items()} for episode in valid]
@@ -166,11 +168,6 @@ def _stops(turns: Sequence[Turn]) -> dict[str, float]:
     return {**stops, "budget_forced": forced / len(turns)} if forced else stops
 
 
-def _unique_bigrams(groups: Sequence[Group]) -> dict[str, float]:
-    shares = [share for group in groups for share in _shares_of_unique_bigrams(group)]
-    return {"unique_bigrams": _mean(shares)} if shares else {}
-
-
 def _shares_of_unique_bigrams(group: Group) -> list[float]:
     """Return the shares of the valid episodes with a pair; a group at once, because a call takes longer than a turn."""
     episodes = [episode for episode in group.episodes if episode.reward is not None]
@@ -200,8 +197,7 @@ def _retried(groups: Sequence[Group]) -> dict[str, float]:
         if len(retried) and len(first):
             with np.errstate(over="ignore", invalid="ignore"):
                 gaps.append(float(retried.mean() - first.mean()))
-    metrics = {"retried/groups": float(len(gaps))}
-    return {**metrics, "retried/gap": _mean(gaps)} if gaps else metrics
+    return {"retried/groups": float(len(gaps)), **_mean_by_key([{"retried/gap": gap} for gap in gaps])}
 
 
 def _mean_by_key(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -209,10 +205,8 @@ def _mean_by_key(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: _mean(float(row[key]) for row in rows if key in row) for key in keys}
 
 
-def batch_metrics(
-    groups: Sequence[StepGroup], *, version: int, supervised: frozenset[str] = frozenset()
-) -> dict[str, float]:
-    """Return the metrics of the groups of a step.
+def step_metrics(groups: Sequence[StepGroup], *, version: int, supervised: frozenset[str]) -> dict[str, float]:
+    """Return the metrics of the groups of a step: those of `group_metrics` under `env/…`, and others of the batch.
 
     - `replaced`: number of groups that were replaced because their rewards were equal.
     - `dropped`: number of groups with too few episodes with a reward.
@@ -235,6 +229,7 @@ def batch_metrics(
     episodes = [episode for group in played for episode in group.episodes if episode.reward is not None]
     ages = [version - turn.version for episode in episodes for turn in episode.turns if not turn.frozen]
     return {
+        **group_metrics([group.prepared.group for group in groups], prefix="env", supervised=supervised),
         "batch/groups": float(len(trained)),
         "batch/replaced": float(sum(group.prepared.is_usable and not group.is_trained for group in groups)),
         "batch/dropped": float(sum(not group.prepared.is_usable for group in groups)),
@@ -249,50 +244,30 @@ def batch_metrics(
 
 def _estimator_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     """Return the metrics of the estimators, each as the mean over the groups that have it."""
-    values = dict[str, list[float]]()
-    for group in prepared:
-        for name, value in group.estimator_metrics.items():
-            for env in (group.group.env, "all"):
-                values.setdefault(f"env/{env}/advantage/{name}", []).append(value)
-    return {key: _mean(column) for key, column in values.items()}
+    pairs = [(env, group.estimator_metrics) for group in prepared for env in (group.group.env, "all")]
+    return _mean_by_key([{f"env/{env}/advantage/{name}": row[name] for name in row} for env, row in pairs])
 
 
 def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     shaping = [{"batch/length_penalty": group.length_penalty, "batch/clipped": group.clipped} for group in prepared]
     metrics = _mean_by_key([{key: value for key, value in row.items() if value is not None} for row in shaping])
-    pairs = [pair for group in prepared for pair in group.drifts]
-    penalty = [drift for reference, drifts in pairs if not reference.is_teacher for drift in drifts]
-    teacher = [drift for reference, drifts in pairs if reference.is_teacher for drift in drifts]
-    for env in {group.group.env for group in prepared}:
-        own_pairs = [pair for group in prepared if group.group.env == env for pair in group.drifts]
-        kl = mean_drift([drift for reference, drifts in own_pairs if reference.is_teacher for drift in drifts])
-        if kl is not None:
-            metrics[f"env/{env}/teacher/kl"] = kl
-    return metrics | _kl_metrics("kl_reference", penalty) | _kl_metrics("teacher", teacher) | _quarter_metrics(teacher)
+    columns = defaultdict[str, list[NDArray[np.float64]]](list)
+    for env, reference, drifts in [(group.group.env, *pair) for group in prepared for pair in group.drifts]:
+        prefix = "teacher" if reference.is_teacher else "kl_reference"
+        columns[f"{prefix}/v1"] += drifts
+        columns[f"{prefix}/v2"] += [np.square(drift) / 2 for drift in drifts]
+        if reference.is_teacher:
+            columns[f"env/{env}/teacher/kl"] += drifts
+            for drift, quarter in product(drifts, range(4)):
+                is_inside = np.arange(len(drift)) * 4 // max(len(drift), 1) == quarter
+                columns[f"teacher/quarter/{quarter + 1}"].append(drift[is_inside])
+    return metrics | mean_by_token(columns)
 
 
-def mean_drift(drifts: Sequence[NDArray[np.float64]]) -> float | None:
-    """Return mean d over sampled tokens, an estimate of KL(q‖p_ref); None without tokens."""
-    values = np.concatenate([np.empty(0), *drifts])
-    return float(values.mean()) if len(values) else None
-
-
-def _kl_metrics(prefix: str, drifts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Return mean d and ½ mean d² of the sampled tokens, two estimates of KL(q‖p_ref)."""
-    values = np.concatenate([np.empty(0), *drifts])
-    if not len(values):
-        return {}
-    return {f"{prefix}/v1": float(values.mean()), f"{prefix}/v2": float(np.square(values).mean()) / 2}
-
-
-def _quarter_metrics(drifts: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Return mean d of each quarter of the sampled tokens of a sequence."""
-    metrics = dict[str, float]()
-    for quarter in range(4):
-        parts = [drift[np.arange(len(drift)) * 4 // max(len(drift), 1) == quarter] for drift in drifts]
-        if (kl := mean_drift(parts)) is not None:
-            metrics[f"teacher/quarter/{quarter + 1}"] = kl
-    return metrics
+def mean_by_token(columns: Mapping[str, Sequence[NDArray[np.float64]]]) -> dict[str, float]:
+    """Return the mean of each column over the tokens of all sequences; leave out a column without tokens."""
+    values = {key: np.concatenate([np.empty(0), *rows]) for key, rows in columns.items()}
+    return {key: float(tokens.mean()) for key, tokens in values.items() if len(tokens)}
 
 
 def update_metrics(update: UpdateResult) -> dict[str, float]:
@@ -311,12 +286,10 @@ def update_metrics(update: UpdateResult) -> dict[str, float]:
     data = [(datum, group.group.env in update.supervised) for group in update.groups for datum in group.data]
     rows = list(zip(data, update.logprobs, strict=True))
     sampled = [(datum, row) for (datum, is_supervised), row in rows if not is_supervised]
-    conversations = [row[datum.mask] for (datum, is_supervised), row in rows if is_supervised]
-    metrics = _divergence(sampled) | _clipping_metrics(update.loss, sampled) if sampled else dict[str, float]()
-    if conversations:
-        metrics["optim/nll"] = -float(np.concatenate(conversations, dtype=np.float64).mean())
+    conversations = [-row[datum.mask].astype(np.float64) for (datum, is_supervised), row in rows if is_supervised]
     return {
-        **metrics,
+        **(_divergence(sampled) | _clipping_metrics(update.loss, sampled) if sampled else {}),
+        **mean_by_token({"optim/nll": conversations}),
         "optim/sequences": float(len(data)),
         "optim/tokens": float(sum(int(np.count_nonzero(datum.mask)) for datum, _ in data)),
         "optim/learning_rate": update.learning_rate,
@@ -349,6 +322,26 @@ def departure(metrics: Mapping[str, float]) -> float | None:
     return max(distances, default=None)
 
 
+class DivergenceMonitor:
+    """Notice when sampler and trainer begin to differ too much. A step that trains on nothing changes nothing."""
+
+    def __init__(self) -> None:
+        self._is_diverged = False
+
+    def add(self, metrics: Mapping[str, float]) -> str | None:
+        """Add the metrics of a step; return a message for people if the divergence begins with it."""
+        kl, was_diverged = departure(metrics), self._is_diverged
+        if kl is None:
+            return None
+        self._is_diverged = kl > HEALTHY_KL
+        if was_diverged or not self._is_diverged:
+            return None
+        return (
+            f"KL(sampler‖trainer) is {kl:.2g} nats per token, but healthy runs stay below {HEALTHY_KL}: lower the "
+            "learning rate, schedule.max_staleness or batch.substeps"
+        )
+
+
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
     largest, smallest = log_ratios.max(), log_ratios.min()
     weights = np.subtract(log_ratios, largest, out=log_ratios)  # scaled to a maximum of 1, to avoid overflow
@@ -362,13 +355,11 @@ def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
 
 
 def _clipping_metrics(loss: Loss, pairs: Sequence[tuple[Datum, Floats]]) -> dict[str, float]:
-    clipped = list[Bools]()
+    clips = list[Bools | None]()
     for datum, logprobs in pairs:
         differences = (logprobs[datum.mask] - datum.logprobs[datum.mask]).astype(np.float64)
-        if (clips := loss.clips(differences, datum.advantages[datum.mask].astype(np.float64))) is None:
-            return {}
-        clipped.append(clips)
-    return {"optim/ratio/clipped": float(np.concatenate(clipped).mean())} if clipped else {}
+        clips.append(loss.clips(differences, datum.advantages[datum.mask].astype(np.float64)))
+    return mean_by_token({"optim/ratio/clipped": [mask.astype(np.float64) for mask in clips if mask is not None]})
 
 
 def has_by_chance(metric: str, config: Config) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 
 from rlkit.config.schema import Config
 from rlkit.errors import EnvironmentFault
-from rlkit.policy import OpponentSamplers, Sampler
+from rlkit.policy import Sampler
 from rlkit.service import Service
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.types import Checkpoint
@@ -30,18 +30,14 @@ class Opponents:
     _samplers: dict[int | str, PatientSampler] = field(default_factory=dict[int | str, PatientSampler])
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def of(self, newest: Callable[[], Sampler]) -> OpponentSamplers:
-        """Return the samplers of the opponents of a rollout, of whose newest weights `newest` returns a sampler."""
-        return lambda weights: self.find(weights, newest().version)
-
-    async def find(self, weights: int | str, version: int) -> Sampler:
-        """Return the sampler of a step, counted back from the newest `version` if it is below 0, or of a checkpoint.
+    async def find(self, weights: int | str, newest: Callable[[], Sampler]) -> Sampler:
+        """Return the sampler of a checkpoint, or of a step, counted back from that of `newest` if it is below 0.
 
         Raises:
             EnvironmentFault: the weights do not exist, or are not saved.
             UsageError, ServiceError: the service does not have the checkpoint, or failed after retries.
         """
-        key = weights if isinstance(weights, str) else self._find_due(weights, version)
+        key = weights if isinstance(weights, str) else self._find_due(weights, newest().version)
         async with self._lock:  # all rollouts of a step ask at once
             if key not in self._samplers:
                 path, saved_step = await (self._check(key) if isinstance(key, str) else self._find_path(key))

@@ -36,34 +36,24 @@ class Counts:
 class GroupProgress:
     """Episodes of a group that were recorded before the run was interrupted."""
 
-    # The last episode of each member; failed episodes are retried within the budget of retries.
-    episodes: Mapping[int, Episode] = field(default_factory=dict[int, Episode])
+    episodes: Mapping[int, Episode] = field(default_factory=dict[int, Episode])  # last one of each member
     attempts: Mapping[int, int] = field(default_factory=dict[int, int])  # number of attempts of each member
     failed: int = 0  # number of retries already spent
 
 
 @dataclass(slots=True)
 class Player:
-    """Plays groups.
-
-    Args:
-        runner: runs the code of environments.
-        seed, purpose: see `Rollout`.
-        slots: limit of concurrent rollouts; earlier draws have priority.
-        record: receives each episode when it ends, failed episodes too.
-        record_score: receives each episode whose reward changed when its group was scored.
-        opponents: returns the samplers of a rollout's opponents, for its sampler of the newest weights.
-    """
+    """Plays groups."""
 
     runner: RolloutRunner
-    settings: Mapping[str, EnvSettings]
-    seed: int
-    slots: Slots
-    purpose: str = "train"
+    settings: Mapping[str, EnvSettings]  # by name of the environment
+    seed: int  # as in `Rollout`
+    slots: Slots  # limit of concurrent rollouts; earlier draws have priority
+    purpose: str = "train"  # as in `Rollout`
+    # Receives each episode when it ends, failed episodes too, and again if its reward changes when its group is scored.
     record: Callable[[Task, Episode], None] = lambda task, episode: None
-    record_score: Callable[[Task, Episode], None] = lambda task, episode: None
     counts: Counts = field(default_factory=Counts)
-    opponents: Callable[[Callable[[], Sampler]], OpponentSamplers] | None = None
+    opponents: OpponentSamplers | None = None  # returns the samplers of opponents; None if there are none
 
     async def play(
         self,
@@ -118,7 +108,7 @@ class Player:
         else:
             return episodes
         for episode in changed:
-            self.record_score(task, episode)
+            self.record(task, episode)
         by_member = {episode.member: episode for episode in changed}
         return [by_member.get(episode.member, episode) for episode in episodes]
 
@@ -157,8 +147,7 @@ class Player:
         first_sampler = sampler if batcher is None else (lambda: batcher.wrap(sampler()))
         rollout = Rollout(group.task.draw, group.settings, member, attempt, self.seed, self.purpose)
         try:
-            samplers = Samplers(first_sampler, sampler, self.opponents and self.opponents(sampler))
-            return await self.runner.play(group.task, rollout, samplers)
+            return await self.runner.play(group.task, rollout, Samplers(first_sampler, sampler, self.opponents))
         finally:
             self.counts.running -= 1
             self.slots.release()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -20,7 +19,7 @@ import numpy as np
 
 from rlkit._util.json_values import render_value
 from rlkit._util.seeds import derive_seed
-from rlkit._util.threads import DaemonThreadPool
+from rlkit._util.threads import BlockingCalls
 from rlkit.chat.demonstration import split_conversation
 from rlkit.chat.format import ChatFormat
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
@@ -32,6 +31,7 @@ from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampl
 
 INLINE_CHARS = 200_000  # limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts
 _TOKEN_CHARS = 512  # upper bound of the length of a token; the longest tokens in use are runs of 128 spaces
+_in_tokenizer_thread = BlockingCalls(1, name="rlkit_tokenizing")  # so huge texts delay neither steps nor the journal
 
 type _Piece = tuple[Tokens, Floats, Bools]
 """Tokens of a completion, their log-probabilities, and True for sampled tokens: [C] each."""
@@ -48,7 +48,6 @@ class RecordingPolicy(Policy):
         sampling: the run's settings for this environment.
         seed: returns the seed of turn n.
         first_sampler: replaces `sampler` for the first turn.
-        endpoint_host: see `Policy.endpoint_host`.
         opponents: returns the samplers of opponents; None if there are none.
         is_supervised: the rollout records conversations, and samples nothing.
     """
@@ -62,12 +61,10 @@ class RecordingPolicy(Policy):
         seed: Callable[[int], int],
         limits: Limits = Limits(),
         first_sampler: Callable[[], Sampler] | None = None,
-        endpoint_host: str | None = None,
         opponents: OpponentSamplers | None = None,
         is_supervised: bool = False,
     ) -> None:
         super().__init__(sampling=sampling, limits=limits)
-        self.endpoint_host = endpoint_host
         self._opponents, self._has_opponents = opponents, opponents is not None
         self._is_supervised = is_supervised
         self._sampler = sampler
@@ -132,14 +129,9 @@ class RecordingPolicy(Policy):
             if context is not None and len(prompt) + len(tokens) > context:
                 length = len(prompt) + len(tokens)
                 raise EnvironmentFault(f"a conversation of {length} tokens does not fit the context of {context}")
-            ones = _ones(len(tokens).bit_length())[: len(tokens)]
-            parent = self._segments.find_parent(prompt)
-            new = prompt if parent is None else prompt.drop_first(len(parent.tokens))
-            unknown = np.full(len(tokens), np.nan, np.float32)
-            turn = Turn(new, tokens, unknown, ones, "stop", version, parent and parent.index)
-            segment = self._segments.add(turn, prompt, parent)
-            segment.messages = messages[: index + 1]
-            self._turns[-1] = replace(turn, messages=new_messages(segment.messages, turn, self._turns))
+            ones, unknown = _ones(len(tokens).bit_length())[: len(tokens)], np.full(len(tokens), np.nan, np.float32)
+            turn = self._segments.add(Turn(prompt, tokens, unknown, ones, "stop", version)).turn
+            self._turns[-1] = replace(turn, messages=new_messages(messages[: index + 1], turn, self._turns))
 
     @override
     def replay(self, turns: Sequence[Turn]) -> None:
@@ -149,9 +141,8 @@ class RecordingPolicy(Policy):
     def _require_supervised(self) -> int:
         """Return the version of the weights; raise EnvironmentFault where the loss would be that of samples."""
         if not self._is_supervised:
-            raise EnvironmentFault(
-                "demonstrate(): only an environment with `env: demonstrations` trains on conversations"
-            )
+            problem = "only an environment with `env: demonstrations` trains on conversations"
+            raise EnvironmentFault(f"demonstrate(): {problem}")
         return self._sampler().version
 
     @override
@@ -188,17 +179,13 @@ class RecordingPolicy(Policy):
     async def _tokenize[*Ts, T](
         self, request: SampleRequest | ChatRequest, chars: int, function: Callable[[*Ts], T], *args: *Ts
     ) -> T:
-        """Call a function that tokenises a text, in a thread if the text is long.
-
-        Raises:
-            ContextFull: the text exceeds the context even at `_TOKEN_CHARS` characters per token.
-        """
+        """Call a function that tokenises a text, in a thread if it is long; raise ContextFull if it cannot fit."""
         context = self._context(request)
         if context is not None and chars > context * _TOKEN_CHARS:
             raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {context} tokens")
         if chars <= INLINE_CHARS:
             return function(*args)
-        return await asyncio.get_running_loop().run_in_executor(_tokenizer_thread(), function, *args)
+        return await _in_tokenizer_thread(function, *args)
 
     async def _complete(
         self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest, earlier: Segment | None = None
@@ -220,7 +207,7 @@ class RecordingPolicy(Policy):
         forcing = sampling.forcing if isinstance(request, ChatRequest) else None
         try:
             if request.opponent is not None and self._opponents is not None:
-                sampler = await self._opponents(request.opponent)
+                sampler = await self._opponents(request.opponent, self._sampler)
             else:
                 sampler = make_sampler()
             (completion,) = await sampler.sample(model_input, sampling, seed=seed)
@@ -237,22 +224,20 @@ class RecordingPolicy(Policy):
                     pieces += [_forced_piece(phrase), _sampled_piece(self._cut(completion, request))]
         except UsageError as error:  # the fault of this rollout's request must not end the run
             raise EnvironmentFault(str(error)) from error
-        parent = self._segments.find_parent(prompt, earlier=earlier)
         tokens, logprobs, sampled = _join_pieces(pieces)
         turn = Turn(
-            prompt=prompt if parent is None else prompt.drop_first(len(parent.tokens)),
+            prompt=prompt,
             completion=tokens,
             logprobs=logprobs,
             sampled_mask=sampled if request.opponent is None else np.zeros(len(tokens), np.bool_),
             stop=completion.stop,
             version=sampler.version,
-            parent=None if parent is None else parent.index,
             seconds=clock() - started_s,
             request_id=completion.request_id,
             role=request.role,
             frozen=request.opponent is not None,
         )
-        return self._segments.add(turn, prompt, parent)
+        return self._segments.add(turn, earlier=earlier)
 
     def _cut(self, completion: Completion, request: SampleRequest | ChatRequest) -> Completion:
         """Return a completion up to the token that completes a stop string of a chat, as if it had ended there."""
@@ -270,12 +255,7 @@ class RecordingPolicy(Policy):
         return replace(completion, tokens=tokens[:count], logprobs=completion.logprobs[:count], stop="stop")
 
     def _admit(self, prompt: Prompt, sampling: Sampling, context: int | None, min_reply_tokens: int) -> Sampling:
-        """Check a request and return its settings, with `max_tokens` limited to the rest of the context.
-
-        Raises:
-            ValueError: the prompt is empty, or a setting is out of range.
-            LimitReached: the turns or the context are used up.
-        """
+        """Check a request, and return its settings with `max_tokens` limited to the rest of the context."""
         if not len(prompt):
             raise ValueError("the prompt is empty: give at least one token")
         if sampling.max_tokens < 1:
@@ -328,12 +308,3 @@ def _count_chars(value: object) -> int:
     if isinstance(value, Mapping):
         value = [item for pair in cast("Mapping[object, object]", value).items() for item in pair]
     return 1 + sum(map(_count_chars, cast("list[object]", value))) if isinstance(value, list | tuple) else 1
-
-
-@cache
-def _tokenizer_thread() -> DaemonThreadPool:
-    """Return a thread only for tokenising, so that huge texts delay neither steps nor the journal."""
-    return DaemonThreadPool(1, name="rlkit_tokenizing")
-
-
-os.register_at_fork(after_in_child=_tokenizer_thread.cache_clear)  # threads do not survive a fork

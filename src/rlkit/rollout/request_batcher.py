@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
@@ -28,22 +28,20 @@ class _Request:
     stopwatches: frozenset[Stopwatch]
 
 
+@dataclass(slots=True, eq=False)
 class RequestBatcher:
     """Merge simultaneous requests for the same prompt, settings and weights into one request.
 
     The service answers when the longest completion is finished. Single-turn rollouts lose nothing, because their group
     waits for the longest completion anyway; a conversation would wait at its first turn.
-
-    Args:
-        members: number of rollouts of the group.
-        wait_s: time to wait for the requests of all members; 0 for the current iteration of the event loop.
     """
 
-    def __init__(self, members: int = 1, wait_s: float = 0.0) -> None:
-        self._members, self._wait_s = members, wait_s
-        self._complete = asyncio.get_running_loop().create_future()  # all members have sent their requests
-        self._pending = dict[_Key, list[_Request]]()
-        self._tasks = set[asyncio.Task[None]]()
+    members: int = 1  # number of rollouts of the group
+    wait_s: float = 0.0  # time to wait for the requests of all members; 0 for the current iteration of the event loop
+    # Has a result once all members have sent their requests.
+    _complete: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _pending: dict[_Key, list[_Request]] = field(default_factory=dict[_Key, "list[_Request]"])
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
 
     def wrap(self, sampler: Sampler) -> Sampler:
         """Return a sampler of the same weights whose requests are batched."""
@@ -59,7 +57,7 @@ class RequestBatcher:
             task = asyncio.create_task(self._send(key, sampler, prompt, sampling))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if len(requests) == self._members and not self._complete.done():
+        if len(requests) == self.members and not self._complete.done():
             self._complete.set_result(None)
         return await request.completion
 
@@ -70,8 +68,8 @@ class RequestBatcher:
 
     async def _send(self, key: _Key, sampler: Sampler, prompt: Prompt, sampling: Sampling) -> None:
         await asyncio.sleep(0)  # let the other rollouts of the group add their requests
-        if self._wait_s:
-            await asyncio.wait([self._complete], timeout=self._wait_s)
+        if self.wait_s:
+            await asyncio.wait([self._complete], timeout=self.wait_s)
         requests = [request for request in self._pending.pop(key) if not request.completion.done()]
         await asyncio.gather(*(_answer(batch, sampler, prompt, sampling) for batch in _split_by_seed(requests)))
 

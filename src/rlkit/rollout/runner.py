@@ -19,6 +19,7 @@ from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.seeds import derive_seed
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
+from rlkit._util.threads import flatten_error, mark_retrieved
 from rlkit.chat.format import ChatFormat
 from rlkit.env import Env, GroupScorer, Task
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
@@ -92,10 +93,10 @@ class LocalRunner(RolloutRunner):
                 sampling=settings.sampling,
                 seed=rollout.seed_of,
                 limits=settings.limits,
-                endpoint_host=settings.endpoint_host,
                 opponents=samplers.opponents,
                 is_supervised=settings.is_supervised,
             )
+        policy.endpoint_host = settings.endpoint_host
         clock = asyncio.get_running_loop().time
         started_s = clock()
         outcome, error = await play_env(task.env, policy, timeout_s=settings.timeout_s, name=task.name)
@@ -150,7 +151,7 @@ async def _guard[T](
     guard_tasks()
     with use_stopwatches([stopwatch]):
         task = asyncio.create_task(call)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be cancelled before
+    task.add_done_callback(mark_retrieved)  # the caller may be cancelled before
     try:
         is_late = await stopwatch.wait_for_limit(timeout_s, task)
     finally:
@@ -168,7 +169,7 @@ async def _guard[T](
     except asyncio.CancelledError:
         return None, "the environment cancelled its own rollout"
     except BaseException as error:  # an environment may raise anything; the record names the error
-        errors = _flatten(error)
+        errors = flatten_error(error)
         for fault in errors:
             if isinstance(fault, ServiceError | UsageError | MissingError):
                 raise fault from error
@@ -181,14 +182,6 @@ async def _await_call[T](call: Callable[[], object], parse: Callable[[object], T
     if not inspect.isawaitable(awaitable):
         raise RewardError(f"{method} is an ordinary function; write `async def {method.rpartition('.')[2]}`")
     return parse(await awaitable)
-
-
-def _flatten(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group of errors, and in groups inside it."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    group = cast("BaseExceptionGroup[BaseException]", error)
-    return [leaf for inner in group.exceptions for leaf in _flatten(inner)]
 
 
 def _describe(error: BaseException) -> str:

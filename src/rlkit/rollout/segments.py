@@ -6,7 +6,7 @@ Invariant: a segment's tokens are those that its turns were sampled from, and ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import cast
 
@@ -26,8 +26,7 @@ class Segment:
     messages: Sequence[Message] = ()  # the conversation that the tokens encode; empty after `sample`
     tools: Sequence[Tool] = ()
     is_rendered: bool = True  # the last prompt may equal the format's rendering of its conversation
-    # For each turn of a conversation its index in the record, and the number of messages up to its reply.
-    replies: tuple[tuple[int, int], ...] = ()
+    replies: tuple[tuple[int, int], ...] = ()  # index of each turn of the conversation, and messages up to its reply
 
 
 @dataclass(slots=True, eq=False)
@@ -82,14 +81,15 @@ class Segments:
         tokens = join([piece for turn in turns for piece in (turn.prompt, as_prompt(turn.completion))])
         return Segment(index, turns[-1], tokens, segment.messages[:count], segment.tools, replies=replies)
 
-    def find_parent(self, prompt: Prompt, *, earlier: Segment | None = None) -> Segment | None:
-        """Return the longest segment, or a fork (`earlier`), that a prompt extends token for token."""
-        segments = self._segments if earlier is None else [earlier, *self._segments]
-        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
-        return max(fitting, key=lambda segment: len(segment.tokens), default=None)
+    def add(self, turn: Turn, *, earlier: Segment | None = None) -> Segment:
+        """Record a turn with its whole prompt, and return the segment that it ends.
 
-    def add(self, turn: Turn, prompt: Prompt, parent: Segment | None) -> Segment:
-        """Record a turn, and return the segment that it ends."""
+        The turn extends the longest segment, or a fork (`earlier`), whose tokens begin its prompt.
+        """
+        prompt, segments = turn.prompt, self._segments if earlier is None else [earlier, *self._segments]
+        fitting = [segment for segment in segments if prompt.starts_with(segment.tokens)]
+        if parent := max(fitting, key=lambda segment: len(segment.tokens), default=None):
+            turn = replace(turn, prompt=prompt.drop_first(len(parent.tokens)), parent=parent.index)
         self.turns.append(turn)
         if parent in self._segments:  # otherwise the turn forks
             self._segments.remove(parent)

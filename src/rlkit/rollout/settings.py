@@ -21,8 +21,7 @@ class EnvSettings:
     max_retries: int  # failed episodes to play again, per group
     limits: Limits
     min_valid: int = 1  # minimum number of valid episodes of a usable group
-    # Environments whose groups send their first turns as one request.
-    coalesce: Literal["single_turn", "always", "never"] = "never"
+    coalesce: Literal["single_turn", "always", "never"] = "never"  # groups that send their first turns as one request
     newest_weights: bool = True  # a running rollout uses newer weights from its next turn on
     endpoint_host: str | None = None  # see `Policy.endpoint_host`
     is_supervised: bool = False  # rollouts record conversations, and sample nothing

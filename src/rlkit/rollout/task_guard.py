@@ -19,6 +19,7 @@ from typing import Any, cast, override
 from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit._util.loop_holds import LoopHolds, loop_holds
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches
+from rlkit._util.threads import mark_retrieved
 
 GRACE_S = 3.0
 """Time limit for cancelled tasks; well below the time limit for the end of a run."""
@@ -96,7 +97,7 @@ async def stop(tasks: Collection[_Task]) -> bool:
     try:
         while (pending := {task for task in tasks if not task.done()}) and clock() < end_s:
             for task in pending - cancelled:
-                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                task.add_done_callback(mark_retrieved)
                 task.cancel()
             cancelled |= pending
             await asyncio.wait(pending, timeout=end_s - clock(), return_when=asyncio.FIRST_COMPLETED)

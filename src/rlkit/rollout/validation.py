@@ -29,15 +29,12 @@ def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[
         RewardError: the result has another type, a reward or metric is not finite, the rewards are not those of the
             roles that played, or the info is no JSON or too large.
     """
-    outcome = result if isinstance(result, Outcome) else None
-    reward = outcome.reward if outcome else result
-    value = as_float(reward)
+    outcome = result if isinstance(result, Outcome) else Outcome(cast("float", result))
+    value = as_float(outcome.reward)
     if value is None:
-        raise RewardError(f"{env} returned {render_value(reward)}; a rollout returns an Outcome or a number")
+        raise RewardError(f"{env} returned {render_value(outcome.reward)}; a rollout returns an Outcome or a number")
     if not math.isfinite(value):
         raise RewardError(f"{env} returned the reward {value}; rewards must be finite")
-    if outcome is None:
-        return Outcome(value)
     metrics, info = _check_numbers(outcome.metrics, env, "metric", "names"), _check_info(outcome.info, env)
     rewards = _check_numbers(outcome.rewards, env, "reward", "roles")
     _check_roles(rewards, env, turns)
@@ -45,11 +42,7 @@ def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[
 
 
 def as_scores(result: object, *, count: int, env: str) -> list[float] | None:
-    """Return the result of scoring a group as `count` rewards; None leaves the rewards unchanged.
-
-    Raises:
-        RewardError: the result is not None and no list of `count` finite numbers.
-    """
+    """Return the scores of a group, `count` finite numbers or None for no change; raise RewardError for others."""
     if result is None:
         return None
     scores = [as_float(value) for value in cast("Sequence[object]", result)] if isinstance(result, list | tuple) else []

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlkit._util.files.lock import LockFile
+from rlkit._util.paths import expand_user
 from rlkit._util.threads import in_sandbox_thread as in_thread
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import context, host, sandbox_folders
@@ -60,7 +61,7 @@ def base(rootfs: str, *, folders: tuple[str, ...] = ()) -> Image:
                 raise UsageError(f"host_folders: {folder} is not the absolute path of a folder on this machine")
         name, trees = host.trees(folders)
         return Image(name, trees)
-    path = Path(rootfs).expanduser().resolve()
+    path = expand_user(rootfs).resolve()
     if not (path / "usr").is_dir() and not (path / "bin").is_dir():
         raise UsageError(f"{path} is not a root file system: it has neither usr nor bin")
     return Image(f"{path}@{path.stat().st_mtime_ns}", (Layers(target="/", lower=(str(path),)),))

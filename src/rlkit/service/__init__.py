@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.references import Score
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.cost.usage import Usage
 from rlkit.policy import Sampler
-from rlkit.types import Datum, Floats, Prompt
+from rlkit.types import Datum, Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,29 +55,6 @@ class Learner(Protocol):
         ...
 
 
-class Scorer(Protocol):
-    """A client that scores tokens with one version of the weights."""
-
-    async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:
-        """Return the log-probabilities of the `last` tokens of a prompt, 1 … P − 1 of its P positions.
-
-        Shape [last] float32, NaN for positions without a log-probability.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    """A checkpoint on the service."""
-
-    path: str
-    # Training state with the optimiser, weights for sampling, or an adapter to download.
-    kind: Literal["training", "sampler", "external"]
-    created: float  # time in seconds since the epoch
-    size_bytes: int | None = None  # None if unknown
-    expires: float | None = None  # time in seconds since the epoch; None for never
-
-
 class Service(Protocol):
     """A connection to a Tinker service.
 
@@ -85,7 +63,7 @@ class Service(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """Usage so far, including learners, samplers and scorers."""
+        """Usage so far, including learners, samplers and references."""
         ...
 
     @property
@@ -101,20 +79,15 @@ class Service(Protocol):
         """Return a sampler of the base model, or of a checkpoint of sampler weights."""
         ...
 
-    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:
-        """Return a scorer of the base model, or of a checkpoint of sampler weights."""
+    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Score:
+        """Return a function that scores the end of a prompt with the base model, or a checkpoint of sampler weights.
+
+        It scores 1 … P − 1 of the prompt's P positions, and returns NaN for positions without a log-probability.
+        """
         ...
 
     async def delete(self, path: str) -> None:
         """Delete a checkpoint by its `tinker://` path."""
-        ...
-
-    async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:
-        """Return all checkpoints of the account, newest first."""
-        ...
-
-    async def set_ttl(self, path: str, ttl_s: int | None) -> None:
-        """Let a checkpoint expire an hour to ten years from now, or never (None)."""
         ...
 
     async def model_of(self, path: str) -> str:

@@ -40,8 +40,7 @@ class ServiceWatch:
     note: Callable[[str], None]  # receives lines for the user
     timeout_s: float  # limit in seconds of the service's silence
     seed: int = 0  # seed of the jitter between retries
-    # Returns whether the service is computing an answer; silence is then not reported.
-    is_computing: Callable[[], bool] = lambda: False
+    is_computing: Callable[[], bool] = lambda: False  # returns whether the service computes, so silence is no problem
     _random: Random = field(init=False)
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _open: Counter[str] = field(default_factory=Counter[str])

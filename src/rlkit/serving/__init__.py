@@ -14,16 +14,15 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, override
 
-from starlette.routing import Route
-
-from rlkit.endpoint.http_responses import make_routes
 from rlkit.endpoint.rejection import Rejection
 from rlkit.endpoint.session import ChatPolicy, Session
 from rlkit.errors import MissingError, UsageError
-from rlkit.rollout.served_model import ServedModel, open_model
+from rlkit.serving.model import ServedModel, open_model
 from rlkit.types import Sampling
 
 if TYPE_CHECKING:
+    from starlette.routing import Route
+
     from rlkit.engine import EngineServer
     from rlkit.service import Service
 
@@ -51,6 +50,8 @@ class ChatModels(Session):
 
     def routes(self) -> Sequence[Route]:
         """Return the routes of all protocols."""
+        from rlkit.endpoint.http_responses import make_routes
+
         return make_routes(self._find_session, lambda: list(dict.fromkeys([*self._engine.models, *self._models])))
 
     @override

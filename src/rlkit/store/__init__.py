@@ -7,6 +7,7 @@ sees complete files, except for the last line of a `.jsonl` file. One process at
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from typing import Self
 from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit._util.files.lock import LockFile, find_holder
-from rlkit._util.threads import in_thread
+from rlkit._util.threads import in_thread, start_task
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import is_run_directory
 from rlkit.env import Task
@@ -24,7 +25,7 @@ from rlkit.errors import UsageError
 from rlkit.metrics.rewards import drop_copies
 from rlkit.store import codec, history, table
 from rlkit.store.history import DrawRecord, GroupRecord, History
-from rlkit.store.journal import Journal, RecordKind, mark_retrieved
+from rlkit.store.journal import Journal, RecordKind
 from rlkit.store.metadata import RunMetadata
 from rlkit.store.table import RecordedGroup
 from rlkit.token_records.pieces import PieceWriter, pieces_path
@@ -61,9 +62,6 @@ class RunStore:
         sizes = {"env": len(resolved.config.envs), "eval": len(resolved.config.eval.envs)}
         self._single_envs = [family for family, size in sizes.items() if size == 1]
         self._journal: Journal | None = None
-        self._segments: dict[int, int] = {}  # draw → segment of the journal that records it
-        self._draws: dict[int, DrawRecord] = {}
-        self._attempts: dict[int, list[Episode]] = {}
         self.step = 0  # last step whose groups are complete
         self._step_writes: asyncio.Task[None] | None = None
 
@@ -106,7 +104,7 @@ class RunStore:
             self._write_table(path, groups)
         self.step = past.step
         self._journal = Journal(self.directory / "journal", segment=past.step + 1)
-        # A lower bound: all outstanding draws were made after the state that the sources are restored to.
+        # Draw → segment of the journal that records it; here at least the first after the state that is restored.
         self._segments = dict.fromkeys(past.outstanding, past.state_step + 1)
         self._draws = dict(past.outstanding)
         self._attempts = {draw: list(past.attempts.get(draw, [])) for draw in past.outstanding}
@@ -161,8 +159,7 @@ class RunStore:
         group_fields = [{"draw": group.draw, "counts": group.is_trained, "size": group.size} for group in groups]
         self._writer.append(RecordKind.STEP, codec.to_json({"step": self.step, "groups": group_fields}).encode())
         was_retrying, self.metadata.retry_failed = self.metadata.retry_failed, False  # retries end with the step
-        synced = asyncio.create_task(self._writer.sync())
-        synced.add_done_callback(mark_retrieved)
+        synced = start_task(self._writer.sync())
         step, state_text, earlier_writes = self.step, codec.to_json(state), self._step_writes
         oldest_segment = min(self._segments.values(), default=step + 1)
 
@@ -220,7 +217,7 @@ class RunStore:
             for group, attempts in groups
         ]
         with files.report_write_errors(self.directory):
-            await in_thread(self._write_table, history.evaluation_path(self.directory, step), recorded)
+            await in_thread(self._write_table, history.table_path(self.directory, step, kind="evaluation"), recorded)
 
     def _write_table(self, path: Path, groups: Sequence[RecordedGroup]) -> None:
         turns = [turn for group in groups for episode in group.attempts for turn in episode.turns]
@@ -228,10 +225,10 @@ class RunStore:
         table.write(path, groups)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a line to metrics.jsonl, without the copies `…/all/…` of a single environment."""
-        metrics = drop_copies(metrics, self._single_envs)
-        with files.report_write_errors(self.directory):
-            history.append_metrics(self.directory / "metrics.jsonl", step, metrics)
+        """Add a line to metrics.jsonl, without the copies `…/all/…` of one environment; NaN and infinity are null."""
+        own = drop_copies(metrics, self._single_envs)
+        values = {name: value if math.isfinite(value) else None for name, value in own.items()}
+        self._append("metrics.jsonl", {"step": step, **values})
         self.measured_steps.add(step)
 
     def read_metrics(self) -> list[tuple[int, dict[str, float]]]:

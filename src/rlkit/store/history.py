@@ -7,13 +7,14 @@ the data is needed.
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from rlkit._util.files import json_lines
+from rlkit.env import Task
 from rlkit.errors import UsageError
 from rlkit.metrics.rewards import restore_copies
 from rlkit.store import codec, table
@@ -24,8 +25,10 @@ from rlkit.types import Episode, Group, Json
 DRAW_BYTES = 8
 
 _REMEDY = "the run cannot be resumed without it: put it back from a copy, or start another run from a checkpoint"
-_STATE = re.compile(r"step=(\d+)\.json")
-_TABLE = re.compile(r"step=(\d+)")
+_STEP = re.compile(r"step=(\d+)")
+
+type TableKind = Literal["step", "evaluation"]
+_FOLDERS: Mapping[TableKind, str] = {"step": "episodes", "evaluation": "evaluations"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +67,14 @@ class History:
     state: Mapping[str, Json] = field(default_factory=dict[str, Json])  # state of the task sources to restore
     # Draws and steps after `state_step` in order, each with its segment of the journal.
     events: Sequence[tuple[int, DrawRecord | StepRecord]] = ()
-    # Draws whose groups are in no step, by draw.
-    outstanding: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])
-    # Episodes in the journal, by draw.
-    attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])
+    outstanding: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])  # draws in no step, by draw
+    attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])  # in the journal, by draw
     steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])  # steps in the journal, by number
     draws: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])  # draws in the journal, by draw
+    waiting: list[Task] = field(default_factory=list[Task])  # tasks of the outstanding draws, once these are repeated
     # Metrics of the task sources by step, for steps that are replayed to them.
     task_metrics: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
-    # Files of the journal that are missing or hold unreadable records.
-    damaged: list[Path] = field(default_factory=list[Path])
+    damaged: list[Path] = field(default_factory=list[Path])  # files of the journal that are missing or unreadable
 
     def groups(self, step: int) -> Sequence[RecordedGroup]:
         """Return the groups of a step from its table or the journal; raise `UsageError` if neither holds them."""
@@ -106,14 +107,9 @@ def check_table(path: Path) -> None:
         raise UsageError(f"{path} is damaged: {error}; {_REMEDY}") from error
 
 
-def table_path(directory: Path, step: int) -> Path:
-    """Return the path of the episodes of a step."""
-    return directory / "episodes" / f"step={step:06d}" / "episodes.parquet"
-
-
-def evaluation_path(directory: Path, step: int) -> Path:
-    """Return the path of the episodes of the evaluation of a step's weights."""
-    return directory / "evaluations" / f"step={step:06d}" / "episodes.parquet"
+def table_path(directory: Path, step: int, *, kind: TableKind = "step") -> Path:
+    """Return the path of the episodes of a step, or of the evaluation of its weights."""
+    return directory / _FOLDERS[kind] / f"step={step:06d}" / "episodes.parquet"
 
 
 def state_path(directory: Path, step: int) -> Path:
@@ -123,7 +119,16 @@ def state_path(directory: Path, step: int) -> Path:
 
 def list_state_steps(directory: Path) -> list[int]:
     """Return the steps after which the state of the task sources is on the disk."""
-    matches = (_STATE.fullmatch(path.name) for path in directory.glob("state/*"))
+    return _read_steps(path.stem for path in directory.glob("state/*.json"))
+
+
+def list_table_steps(directory: Path, *, kind: TableKind = "step") -> list[int]:
+    """Return the steps whose episodes, or those of their evaluations, are on the disk."""
+    return _read_steps(path.parent.name for path in directory.glob(f"{_FOLDERS[kind]}/*/episodes.parquet"))
+
+
+def _read_steps(names: Iterable[str]) -> list[int]:
+    matches = (_STEP.fullmatch(name) for name in names)
     return sorted(int(match[1]) for match in matches if match)
 
 
@@ -205,20 +210,12 @@ def load_history(directory: Path) -> History:
 def _find_last_trace(directory: Path) -> tuple[int, Path] | None:
     """Return the last step in files other than the journal, and the file; these files are written after the journal."""
     metrics, checkpoints = directory / "metrics.jsonl", directory / "checkpoints.jsonl"
-    tables = [(int(match[1]), path) for path in directory.glob("episodes/*") if (match := _TABLE.fullmatch(path.name))]
-    return max(
-        [
-            *((step, path) for step, path in tables if table_path(directory, step).exists()),
-            *((step, state_path(directory, step)) for step in list_state_steps(directory)),
-            *((step, metrics) for step, _ in read_metrics(metrics)),
-            *(
-                (line["step"], checkpoints)
-                for line in json_lines.read_lines(checkpoints)
-                if isinstance(line.get("step"), int)
-            ),
-        ],
-        default=None,
-    )
+    traces = [(step, table_path(directory, step).parent) for step in list_table_steps(directory)]
+    traces += [(step, state_path(directory, step)) for step in list_state_steps(directory)]
+    traces += [(step, metrics) for step, _ in read_metrics(metrics)]
+    saved_steps = [line.get("step") for line in json_lines.read_lines(checkpoints)]
+    traces += [(step, checkpoints) for step in saved_steps if isinstance(step, int)]
+    return max(traces, default=None)
 
 
 def _find_complete_steps(directory: Path, damaged: list[Path]) -> range:
@@ -257,12 +254,6 @@ def _decode_record(record: Record, history: History) -> DrawRecord | StepRecord 
             draw = int.from_bytes(record.content[:DRAW_BYTES], "little")
             upsert_attempt(history.attempts.setdefault(draw, []), codec.decode(record.content[DRAW_BYTES:]))
             return None
-
-
-def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Append the metrics of a step, such as `{"step": 3, "loss": 0.5}`; a number that is not finite is null."""
-    values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    json_lines.append(path, {"step": step, **values})
 
 
 def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rlkit._util import files
-from rlkit._util.threads import in_thread
+from rlkit._util.threads import in_thread, start_task
 from rlkit.errors import RunFailed
 
 SYNC_WITHIN_S = 10.0  # delay after which records are synced automatically
@@ -106,8 +106,7 @@ class Journal:
         count = self._written
         while self._synced < count:
             if self._syncing is None:
-                self._syncing = asyncio.create_task(self._sync())
-                self._syncing.add_done_callback(mark_retrieved)
+                self._syncing = start_task(self._sync())
             await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
@@ -140,8 +139,7 @@ class Journal:
 
     def _sync_late(self) -> None:
         self._due = None
-        self._late = asyncio.create_task(self.sync())
-        self._late.add_done_callback(mark_retrieved)
+        self._late = start_task(self.sync())
 
     async def _sync(self) -> None:
         written, full, file = self._written, self._full, self._file
@@ -173,12 +171,6 @@ class Journal:
             cleanup.pop_all()
         self._has_new_segment = True
         return file
-
-
-def mark_retrieved(task: asyncio.Task[None]) -> None:
-    """Mark a finished task's error as retrieved, so that asyncio does not report it; a later call raises it."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _sync(segments: Sequence[BinaryIO], folder: Path | None) -> None:

@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from rlkit._util import files
 from rlkit._util.files import json_lines
 from rlkit._util.frames import error_place
-from rlkit._util.json_values import map_text, safe_str
+from rlkit._util.json_values import redact_object, safe_str
 from rlkit._util.redaction import make_redactor
 from rlkit.config.loading.resolved import ResolvedConfig, show_lines
 from rlkit.config.loading.run_config import is_run_directory
@@ -121,17 +121,9 @@ class RunMetadata:
             return episode
         redact = self.make_redactor()  # reads all secrets, which takes longer than most rollouts
         error = None if episode.error is None else redact(episode.error)
-        texts = list[str]()
-
-        def collect(text: str) -> str:
-            texts.append(text)
-            return text
-
-        map_text(episode.info, collect, keys=True)
-        text = "\n".join(texts)
-        if redact(text) == text:  # the usual case; redacting one long text is faster than many short ones
-            return episode if error == episode.error else replace(episode, error=error)
-        return replace(episode, error=error, info=cast("dict[str, Json]", map_text(episode.info, redact, keys=True)))
+        info = redact_object(episode.info, redact)
+        is_unchanged = info is episode.info and error == episode.error
+        return episode if is_unchanged else replace(episode, error=error, info=info)
 
     def record_error(self, error: Exception | asyncio.CancelledError) -> None:
         """Record the first exception that ended the run; a full disk must not hide it."""

@@ -151,7 +151,7 @@ class TargetSource(RatedSource[TargetCurriculum]):
         total, uniform = weights.sum(), 1 / len(self.envs)
         if total == 0:
             return np.full(len(self.envs), uniform)
-        return (1 - explore) * weights / total + explore * uniform
+        return (1 - explore) * (weights / total) + explore * uniform
 
     def observe(self, group: Group) -> None:  # noqa: D102  inherited
         super().observe(group)

@@ -12,7 +12,7 @@ from functools import partial
 from rlkit._util.seeds import derive_seed
 from rlkit.config.loading.objects import list_envs, load_envs
 from rlkit.config.schema import Config
-from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
+from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum
 from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import ConfigError, UsageError
 from rlkit.tasks.curriculum import FilterSource, TargetSource
@@ -40,7 +40,7 @@ def load_tasks(
         UsageError: all tasks of an environment are evaluated.
     """
     if config.warm_start is not None:
-        steps = manifest.pin("warm_start.steps", config.warm_start.steps)
+        steps = manifest.setdefault("warm_start.steps", config.warm_start.steps)
         if steps != config.warm_start.steps:
             raise ConfigError(f"warm_start.steps: the run began with {steps}, and cannot go on with another number")
     tasks_by_env = dict[str, Tasks]()
@@ -48,7 +48,7 @@ def load_tasks(
         field = config.find_field(name)
         tasks = envs.get(name)
         if tasks is None:
-            pin = partial(manifest.pin, field)
+            pin = partial(manifest.setdefault, field)
             tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, pin=pin)
         if not isinstance(tasks, TaskSource):
             collection = list_envs(tasks, subject=f"{field} is")
@@ -56,10 +56,7 @@ def load_tasks(
             if len(tasks) < len(collection):
                 note(f"{field}: {len(collection) - len(tasks)} tasks are evaluated, and not trained on")
         tasks_by_env[name] = tasks
-    single = [name for name, tasks in tasks_by_env.items() if is_single_turn(tasks)]
-    for name in single:
-        refuse_turn_limit(config.envs[name], field=f"envs.{name}")
-    config.refuse_turn_settings(set(single))
+    config.refuse_turn_settings({name for name, tasks in tasks_by_env.items() if is_single_turn(tasks)})
     return tasks_by_env
 
 
@@ -104,8 +101,15 @@ def count_draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | 
     """Return the number of draws of each environment; None without `epochs`. Raise UsageError if it is unknown."""
     if config.epochs is None:
         return None
-    names = tasks.keys() - {"warm_start"}
-    return {name: config.epochs * len(_countable_tasks(tasks[name], field=f"envs.{name}")) for name in names}
+    draws = dict[str, int]()
+    for name in tasks.keys() - {"warm_start"}:
+        if _is_uncountable(tasks[name]):
+            raise UsageError(
+                f"epochs: the number of tasks of envs.{name} is unknown, because a {type(tasks[name]).__name__} is a "
+                "task source; set `steps` instead"
+            )
+        draws[name] = config.epochs * len(list_envs(tasks[name]))
+    return draws
 
 
 def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None]) -> Config:
@@ -154,13 +158,13 @@ def task_source(
 
     Args:
         field: configuration field of the curriculum.
-        epochs: number of draws of each task; None for no end.
+        epochs: number of draws of each task, which `count_draws` accepts; None for no end.
 
     Raises:
         UsageError: the value is not tasks, or a curriculum cannot choose between them.
     """
     if epochs is not None:
-        return SequenceSource(_countable_tasks(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
+        return SequenceSource(list_envs(tasks), seed=seed, epochs=epochs)
     if curriculum is None:
         return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_envs(tasks), seed=seed)
     if _is_uncountable(tasks):
@@ -179,16 +183,6 @@ def task_source(
                 return TargetSource(envs, curriculum, seed=seed)
     except UsageError as error:
         raise UsageError(f"{field}: {error}") from None
-
-
-def _countable_tasks(tasks: Tasks, *, field: str) -> Sequence[Env]:
-    """Return the tasks of the environment in `field` as a list; raise UsageError for a task source."""
-    if _is_uncountable(tasks):
-        raise UsageError(
-            f"epochs: the number of tasks of {field} is unknown, because a {type(tasks).__name__} is a task source; "
-            "set `steps` instead"
-        )
-    return list_envs(tasks, subject=f"{field} is")
 
 
 def _is_uncountable(tasks: Tasks) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import cast
@@ -67,30 +68,19 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
+@dataclass(eq=False)
 class Mixture:
-    """Draws from several sources in proportion to their weights.
+    """Draws from several sources in proportion to their weights."""
 
-    Args:
-        sources: sources by name of the environment.
-        weights: relative weights by the same names. None uses the number of remaining tasks, as if all tasks were
-            shuffled together; every source must then be a `SequenceSource` with an end.
-        first: environment of the first draws, and their number; it has no later draws.
-    """
-
-    def __init__(
-        self,
-        sources: Mapping[str, TaskSource],
-        *,
-        weights: Mapping[str, float] | None,
-        seed: int,
-        first: tuple[str, int] = ("", 0),
-    ) -> None:
-        self._sources = sources
-        self._first = first
-        self._weights = weights
-        self._seed = seed
-        self.draws = 0  # number of drawn tasks
-        self._exhausted: set[str] = set()
+    sources: Mapping[str, TaskSource]  # by name of the environment
+    _: KW_ONLY
+    # Relative weights by the same names. None uses the number of remaining tasks, as if all tasks were shuffled;
+    # every source must then be a `SequenceSource` with an end.
+    weights: Mapping[str, float] | None
+    seed: int
+    first: tuple[str, int] = ("", 0)  # environment of the first draws, which has no later ones, and their number
+    draws: int = field(default=0, init=False)  # number of drawn tasks
+    _exhausted: set[str] = field(default_factory=set[str], init=False)
 
     @property
     def is_exhausted(self) -> bool:
@@ -99,7 +89,7 @@ class Mixture:
 
     def set_folder(self, folder: Path) -> None:
         """Set the folder of each source, below `folder`."""
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             with _name_in_errors(name):
                 source.set_folder(folder / name)
 
@@ -108,7 +98,7 @@ class Mixture:
         while weights := self._open_weights():
             name = self._choose(weights)
             with _name_in_errors(name):
-                env = self._sources[name].next()
+                env = self.sources[name].next()
             if env is not None:
                 self.draws += 1
                 return Task(self.draws - 1, name, env)
@@ -118,12 +108,12 @@ class Mixture:
     def observe(self, group: Group) -> None:
         """Report a finished group to its source."""
         with _name_in_errors(group.env):
-            self._sources[group.env].observe(group)
+            self.sources[group.env].observe(group)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the sources, under `env/<name>/tasks/…`."""
         metrics = dict[str, float]()
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             with _name_in_errors(name):
                 metrics |= {f"env/{name}/tasks/{key}": float(value) for key, value in source.metrics().items()}
         return metrics
@@ -131,7 +121,7 @@ class Mixture:
     def state_dict(self) -> Mapping[str, Json]:
         """Return the number of draws, and the state of every source."""
         states = dict[str, Mapping[str, Json]]()
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             with _name_in_errors(name):
                 states[name] = source.state_dict()
             try:
@@ -147,7 +137,7 @@ class Mixture:
         for name, source_state in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
             try:
                 with _name_in_errors(name):
-                    self._sources[name].load_state_dict(source_state)
+                    self.sources[name].load_state_dict(source_state)
             except EnvironmentFault as error:
                 if isinstance(error.__cause__, UsageError):
                     raise UsageError(f"envs.{name}: {error.__cause__}") from error
@@ -155,14 +145,14 @@ class Mixture:
 
     def _open_weights(self) -> dict[str, float]:
         """Return the weights of the sources that may have another task."""
-        first, count = self._first
+        first, count = self.first
         if self.draws < count and first not in self._exhausted:
             return {first: 1.0}
-        later = {name: source for name, source in self._sources.items() if name != first}
-        if self._weights is None:
+        later = {name: source for name, source in self.sources.items() if name != first}
+        if self.weights is None:
             counts = {name: cast("SequenceSource", source).remaining for name, source in later.items()}
             return {name: count for name, count in counts.items() if count}
-        return {name: self._weights[name] for name in later if name not in self._exhausted}
+        return {name: self.weights[name] for name in later if name not in self._exhausted}
 
     def _choose(self, weights: Mapping[str, float]) -> str:
         names = list(weights)
@@ -170,7 +160,7 @@ class Mixture:
             return names[0]
         shares = np.array([*weights.values()], np.float64)
         shares /= shares.max()  # prevents an overflow of the sum
-        rng = np.random.default_rng(derive_seed(self._seed, "mixture", self.draws, len(names)))
+        rng = np.random.default_rng(derive_seed(self.seed, "mixture", self.draws, len(names)))
         return names[int(rng.choice(len(names), p=shares / shares.sum()))]
 
 

@@ -32,7 +32,6 @@ from rlkit.types import (
     TokenPiece,
     Tokens,
     Tool,
-    ToolCall,
     as_prompt,
 )
 
@@ -65,18 +64,15 @@ class ByteChat(ChatFormat):
         self.stop: tuple[str, ...] | tuple[int, ...] = (END,)
         self.keeps_thinking = keeps_thinking
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
-        return self.render_whole(messages, tools) + as_prompt([ROLES["assistant"]])
-
-    def render_whole(  # noqa: D102  inherited
-        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    def render(  # noqa: D102  inherited
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, whole: bool = False
     ) -> Prompt:
         parts: list[Tokens] = [_special(BEGIN)]
         if tools:
             parts += self._render_message("system", f"Tools:\n{json.dumps(list(tools))}")
         for message in messages:
             parts += self._render_message(message["role"], self._render_body(message))
-        return as_prompt(np.concatenate(parts))
+        return as_prompt(np.concatenate(parts if whole else [*parts, _special(ROLES["assistant"])]))
 
     def parse(self, completion: Tokens) -> ParsedReply:  # noqa: D102  inherited
         return parse_text(self.decode(completion))
@@ -99,7 +95,8 @@ class ByteChat(ChatFormat):
     def _render_body(self, message: Message) -> str:
         thinking = message.get("thinking") if self.keeps_thinking else None
         head = "" if thinking is None else f"<think>\n{thinking}\n</think>\n\n"
-        return "\n".join([head + _render_content(message), *map(_render_call, message.get("tool_calls", []))])
+        calls = [render_call(call["name"], call["arguments"]) for call in message.get("tool_calls", [])]
+        return "\n".join([head + _render_content(message), *calls])
 
 
 def _special(token: int) -> Tokens:
@@ -116,9 +113,9 @@ def _render_content(message: Message) -> str:
     return "".join(texts)
 
 
-def _render_call(call: ToolCall) -> str:
-    fields: Json = {"name": call["name"], "arguments": call["arguments"]}
-    return f"<tool_call>\n{json.dumps(fields)}\n</tool_call>"
+def render_call(name: str, arguments: Json) -> str:
+    """Return a tool call in the notation of most chat templates."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +176,11 @@ class ScriptedSampler(Sampler):
         return tokens[: stops[0] + 1] if len(stops) else np.append(tokens, np.array(ids[:1], dtype=np.int32))
 
 
+async def play_itself(weights: int | str, newest: Callable[[], Sampler]) -> Sampler:
+    """Return the sampler of the newest weights for every opponent."""
+    return newest()
+
+
 class _AuthoredPolicy(RecordingPolicy):
     """Recording policy over one `ScriptedSampler`."""
 
@@ -193,11 +195,8 @@ class _AuthoredPolicy(RecordingPolicy):
             sampling=Sampling(max_tokens=max_tokens),
             seed=lambda turn: seed + turn,
             limits=limits,
-            opponents=self._find_opponent,
+            opponents=play_itself,
         )
-
-    async def _find_opponent(self, weights: int | str) -> ScriptedSampler:
-        return self.sampler  # an opponent reads the same script
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -25,10 +25,10 @@ from tinker import types
 from torch import Tensor
 
 from rlkit.errors import ServiceError, UsageError
-from rlkit.service import StoredCheckpoint
 from rlkit.testing.futures import SimulatedFuture, make_not_found_error, resolve_later
 from rlkit.testing.world import Latency, World, digest
 from rlkit.tinker_client.sdk import TinkerService, translate_error
+from rlkit.tinker_client.stored_checkpoint import StoredCheckpoint
 
 type _Floats = np.ndarray[Any, np.dtype[np.float32]]
 type CustomLoss = Callable[[list[types.Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]

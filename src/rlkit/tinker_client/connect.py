@@ -7,14 +7,16 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlkit._util.activity import current_activity
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError
-from rlkit.service import Service
 from rlkit.tinker_client.connector import Connector, ServiceAddress
+
+if TYPE_CHECKING:
+    from rlkit.tinker_client.sdk import TinkerService
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ async def connect(
     note: Callable[[str], None] = lambda message: None,
     warn: Callable[[str], None] = lambda warning: None,
     session: bool = True,
-) -> AsyncGenerator[Service]:
+) -> AsyncGenerator[TinkerService]:
     """Connect to the chosen service; the engine runs while the context is open.
 
     Args:

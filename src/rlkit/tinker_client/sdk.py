@@ -18,13 +18,16 @@ import tinker
 from tinker import types
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.losses import CrossEntropy, LocalLoss, Loss, compute_loss
+from rlkit.algorithms.losses import CrossEntropy, LocalLoss, Loss
+from rlkit.algorithms.references import Score
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
-from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
+from rlkit.service import Gradient, Learner, Service
 from rlkit.tinker_client.connector import ServiceAddress, Unreachable
+from rlkit.tinker_client.local_loss import compute_loss
+from rlkit.tinker_client.stored_checkpoint import StoredCheckpoint
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 _PAGE = 100  # number of checkpoints to request at once
@@ -103,8 +106,8 @@ class TinkerService(Service):
         activity = f"preparing to sample from {checkpoint or model}"
         return TinkerSampler(await self._create(create, activity), self._usage, version=0)
 
-    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:  # noqa: D102  inherited
-        return await self.sampler(model=model, checkpoint=checkpoint)
+    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Score:  # noqa: D102  inherited
+        return (await self.sampler(model=model, checkpoint=checkpoint)).logprobs
 
     async def _create[T](self, create: Callable[[], Awaitable[T]], activity: str) -> T:
         return await _await_answer(await self._call_in_thread(create, activity), activity)
@@ -116,12 +119,14 @@ class TinkerService(Service):
     async def delete(self, path: str) -> None:  # noqa: D102  inherited
         await self._ask(lambda rest: rest.delete_checkpoint_from_tinker_path(path), f"deleting {path}")
 
-    async def set_ttl(self, path: str, ttl_s: int | None) -> None:  # noqa: D102  inherited
+    async def set_ttl(self, path: str, ttl_s: int | None) -> None:
+        """Let a checkpoint expire an hour to ten years from now, or never (None)."""
         await self._ask(
             lambda rest: rest.set_checkpoint_ttl_from_tinker_path(path, ttl_s), f"changing when {path} expires"
         )
 
-    async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:  # noqa: D102  inherited
+    async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:
+        """Return all checkpoints of the account, newest first."""
         activity, stored, offset = "asking for the checkpoints", dict[str, StoredCheckpoint](), 0
         while True:
             page = await self._ask(lambda rest, begin=offset: rest.list_user_checkpoints(_PAGE, begin), activity)
@@ -243,7 +248,7 @@ def _start[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
     return task
 
 
-class TinkerSampler(Sampler, Scorer):
+class TinkerSampler(Sampler):
     """A sampling client of the SDK, for one version of the weights."""
 
     def __init__(self, client: tinker.SamplingClient, usage: Usage, *, version: int) -> None:
@@ -279,7 +284,8 @@ class TinkerSampler(Sampler, Scorer):
         )
         return completions
 
-    async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:  # noqa: D102  inherited
+    async def logprobs(self, prompt: Prompt, last: int) -> Floats:
+        """Score the last tokens of a prompt, as the function that `Service.scorer` returns."""
         future = self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last)
         values = await _await_answer(future, "asking for log-probabilities")
         if len(values) != len(prompt):

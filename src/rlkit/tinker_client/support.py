@@ -40,8 +40,8 @@ async def check_support(config: Config, service: Service, learner: Learner, loss
             await learner.forward([datum], CrossEntropy() if isinstance(each, LocalLoss) else each)
         if has_references:
             need = "log-probabilities of prompts, for the KL penalty or a teacher"
-            scorer = await service.scorer(model=config.model)
-            await scorer.logprobs(Prompt(np.array([65, 66], np.int32)), last=1)
+            compute_score = await service.scorer(model=config.model)
+            await compute_score(Prompt(np.array([65, 66], np.int32)), 1)
         need = "saving checkpoints"
         paths = await learner.save("rlkit-check", ttl_s=_TTL_S)
     except UsageError as error:

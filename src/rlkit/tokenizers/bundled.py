@@ -123,8 +123,7 @@ def load_bundled_tokenizer(model: str) -> PackagedTokenizer | None:
             tml = cast("Callable[[], TmlTokenizer]", getattr(module, name))()
             special = {tml.decode([token]): token for token in map(tml.encode_special, tml.special_tokens())}
             # the class for gpt-oss names another token as the end of a text
-            is_harmony = name == "HarmonyTokenizer"
-            eos = "<|return|>" if is_harmony else tml.decode([tml.encode_special(tml.eos_token)])
+            eos = "<|return|>" if name == "HarmonyTokenizer" else tml.decode([tml.encode_special(tml.eos_token)])
             return PackagedTokenizer(model, tml, special, eos=eos)
     if _LLAMA.fullmatch(model) and importlib.util.find_spec("llama_models") is not None:
         module = importlib.import_module("llama_models.llama3.tokenizer")

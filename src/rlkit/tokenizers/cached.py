@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from functools import lru_cache, wraps
+from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -54,13 +54,3 @@ class _CachedEncoder:
 
     def __reduce__(self) -> tuple[type[_CachedEncoder], tuple[Callable[..., list[int]]]]:
         return _CachedEncoder, (self._encode,)
-
-
-def with_cached_encodings[**P](load: Callable[P, Tokenizer]) -> Callable[P, Tokenizer]:
-    """Decorate a function that loads a tokenizer: the tokenizer remembers its latest encodings."""
-
-    @wraps(load)
-    def load_cached(*args: P.args, **kwargs: P.kwargs) -> Tokenizer:
-        return cache_encodings(load(*args, **kwargs))
-
-    return load_cached

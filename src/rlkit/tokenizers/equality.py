@@ -29,12 +29,9 @@ def require_equal_tokenizers(config: Config, model: str, *, field: str, note: Ca
         return
     own = load_tokenizer(config.model, with_weights=False, tokenizer=config.chat.tokenizer, note=note)
     other = load_tokenizer(model, with_weights=False, note=note)
-    problem = find_difference(own, other)
-    if problem is not None:
-        raise UsageError(
-            f"{field}: the tokenizer of {model} is not that of {config.model}: {problem}; choose a model of the same "
-            "family"
-        )
+    if (problem := find_difference(own, other)) is not None:
+        fix = "choose a model of the same family"
+        raise UsageError(f"{field}: the tokenizer of {model} is not that of {config.model}: {problem}; {fix}")
 
 
 def check_source_runs(config: Config, *, note: Callable[[str], None]) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.model_names import DEFAULT_MODEL
+from rlkit._util.paths import expand_user
 from rlkit.engine.model import model_files
 from rlkit.errors import MissingError, UsageError
-from rlkit.tokenizers.cached import with_cached_encodings
 from rlkit.tokenizers.hub import hub_problem
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ _FIXES = (
 )
 
 
-@with_cached_encodings
 def load_tokenizer(
     model: str,
     *,
@@ -53,7 +51,7 @@ def load_tokenizer(
     """
     weights = model_files.resolve_model(model, progress=_ProgressNotes(note)) if with_weights else None
     name = tokenizer or model
-    folder = Path(name).expanduser()
+    folder = expand_user(name)
     if tokenizer is not None and folder.is_dir():
         return cast("Tokenizer", model_files.load_tokenizer(folder))
     if tokenizer is not None and (name.startswith((".", "~", "/")) or name.count("/") > 1):
@@ -70,9 +68,8 @@ def load_tokenizer(
     registered = is_tokenizer_registered(name)
     if not template and not registered and (bundled := load_bundled_tokenizer(name)) is not None:
         return cast("Tokenizer", bundled)
-    if registered or name.startswith("thinkingmachines/"):  # needs no hub
-        return _load_by_cookbook(name)
-    problem = hub_problem()
+    needs_hub = not registered and not name.startswith("thinkingmachines/")
+    problem = hub_problem() if needs_hub else None
     return _load_by_cookbook(name) if problem is None else _load_cached(name, problem)
 
 

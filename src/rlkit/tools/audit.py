@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,10 @@ async def audit(
             audits[name] = audits.get(name, Audit()) + group_audit
             if group_audit.mismatch is not None:
                 return audits
+        for draw, recorded in updates.items():
+            if step not in steps_by_draw[recorded.env][draw]:
+                mismatch = f"step {step}, {recorded.env}: draw {draw} of the recorded update is no group of the step"
+                return audits | {recorded.env: audits.get(recorded.env, Audit()) + Audit(mismatch=mismatch)}
     for env, steps in steps_by_draw.items():
         if (repeated := _describe_repeated_draws(steps)) is not None:
             audits[env] = audits.get(env, Audit()) + Audit(mismatch=f"{env}: {repeated}")
@@ -112,13 +117,10 @@ def _describe_repeated_draws(steps: Mapping[int, Sequence[int]]) -> str | None:
 
 def _render_ranges(numbers: Iterable[int]) -> str:
     """Render numbers as ranges, such as `0–5, 8`."""
-    runs = list[list[int]]()
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    # Consecutive numbers are equally far above their places in the order.
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    ranges = [[number for _, number in run] for _, run in runs]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ranges)
 
 
 async def audit_group(
@@ -144,18 +146,20 @@ async def audit_group(
 
 def _find_record_mismatch(prepared: PreparedGroup, recorded: RecordedUpdate) -> str | None:
     """Return the first difference of a recorded update from the rebuilt sequences, or None."""
-    masks = {path: datum.mask for path, datum in zip(prepared.paths, prepared.data, strict=True)}
+    data = dict(zip(prepared.paths, prepared.data, strict=True))
     for sequence in recorded.sequences:
         place = f"the recorded sequence of member {sequence.member} up to turn {sequence.turn}"
-        mask = masks.pop((sequence.member, sequence.turn), None)
-        if mask is None:
+        datum = data.pop((sequence.member, sequence.turn), None)
+        if datum is None:
             return f"{place} is no training sequence"
-        if not np.array_equal(mask, sequence.mask):
+        if not np.array_equal(datum.mask, sequence.mask):
             return f"{place} has other trained tokens than its episode"
-        if not len(sequence.advantages) == len(sequence.logprobs) == np.count_nonzero(mask):
+        if not len(sequence.advantages) == len(sequence.logprob_bits) == np.count_nonzero(datum.mask):
             return f"{place} lacks advantages or log-probabilities of the trainer"
         if not np.isfinite(sequence.advantages).all():
             return f"{place} has an advantage that is not finite"
+        if not np.isfinite(sequence.find_logprobs(datum.logprobs[datum.mask])).all():
+            return f"{place} has a log-probability of the trainer that is not finite"
     return None
 
 

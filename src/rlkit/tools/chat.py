@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
-from rlkit.chat.format import ChatFormat
-from rlkit.chat.renderers import chat_format, load_chat
+from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.run_config import load_run_config
 from rlkit.errors import UsageError
 from rlkit.policy import Policy
-from rlkit.rollout.served_model import ServedModel
+from rlkit.serving.model import open_model
 from rlkit.store.history import table_path
 from rlkit.tinker_client.connect import choose_service, connect
 from rlkit.token_records.list_columns import read_columns  # pyright: ignore[reportUnknownVariableType]  pyarrow has no types
 from rlkit.token_records.pieces import decode_pieces, pieces_path, read_pieces
-from rlkit.tokenizers.load import load_tokenizer
 from rlkit.tools.checkpoints import choose_checkpoint
 from rlkit.types import Sampling
 
@@ -49,18 +48,11 @@ async def open_chat(
     path = chosen.path if chosen.checkpoint is None else chosen.checkpoint.sampler
     choice = choose_service(chosen.service)
     async with connect(chosen.service, choice=choice, note=note) as service:
-        model = await service.model_of(path)
-        chat = await in_thread(lambda: _load_format(model, chosen.run, engine=choice.kind == "engine", note=note))
-        sampler, context = await service.sampler(model=model, checkpoint=path), await service.context_tokens(model)
-        served = ServedModel(model, sampler, chat, context)
+        chat, is_engine = None, choice.kind == "engine"
+        if chosen.run is not None:
+            chat = await in_thread(partial(load_chat, load_run_config(chosen.run), engine=is_engine, note=note))
+        served = await open_model(service, path, chat=chat, with_weights=is_engine, note=note)
         yield lambda: served.make_policy(sampling, seed=lambda turn: derive_seed(seed, "chat", turn))
-
-
-def _load_format(model: str, run: Path | None, *, engine: bool, note: Callable[[str], None]) -> ChatFormat:
-    """Return the chat format of a run, or the usual one of a model."""
-    if run is not None:
-        return load_chat(load_run_config(run), engine=engine, note=note)
-    return chat_format(model, load_tokenizer(model, with_weights=engine, note=note))
 
 
 def find_text_prompt(run: Path, step: int) -> str | None:

@@ -20,10 +20,10 @@ from rlkit._util.paths import runs_dir
 from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
-from rlkit.service import StoredCheckpoint
 from rlkit.store import checkpoints
 from rlkit.store.history import read_metrics
 from rlkit.tinker_client.connect import connect
+from rlkit.tinker_client.stored_checkpoint import StoredCheckpoint
 from rlkit.training.from_config import make_model_selection
 from rlkit.training.model_selection import ModelSelection
 from rlkit.types import Checkpoint, Json

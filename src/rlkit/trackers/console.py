@@ -6,6 +6,7 @@ where lines are printed.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -24,32 +25,27 @@ QUIET_MAX_S = 60.0
 
 def collect_rewards(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the mean reward of each environment of a step; the key of an evaluation is `eval <name>`."""
-    means = dict[str, float]()
-    for prefix, label in (("env/", ""), ("eval/", "eval ")):
-        for key, value in metrics.items():
-            name = key.removeprefix(prefix).removesuffix("/reward/mean")
-            if key == f"{prefix}{name}/reward/mean" and name != "all":
-                means[label + name] = value
-    return means
+    evaluated = {f"eval {name}": value for name, value in _read_by_env(metrics, "eval", "reward/mean").items()}
+    return _read_by_env(metrics, "env", "reward/mean") | evaluated
 
 
 def collect_best_values(metrics: Mapping[str, float]) -> dict[str, str]:
     """Return, for each `discovery` environment, the best value and the value that a scripted search reaches."""
-    best = dict[str, str]()
-    for key, value in metrics.items():
-        name = key.removeprefix("env/").removesuffix("/tasks/best")
-        if key == f"env/{name}/tasks/best":
-            scripted = metrics.get(f"env/{name}/tasks/scripted")
-            best[name] = f"{value:.7g}" + ("" if scripted is None else f" (scripted {scripted:.7g})")
-    return best
+    best, scripted = (_read_by_env(metrics, "env", f"tasks/{name}") for name in ("best", "scripted"))
+    references = {name: f" (scripted {value:.7g})" for name, value in scripted.items()}
+    return {name: f"{value:.7g}{references.get(name, '')}" for name, value in best.items()}
+
+
+def _read_by_env(metrics: Mapping[str, float], family: str, name: str) -> dict[str, float]:
+    """Return a metric of each environment, such as `env/<key>/reward/mean`; not that of all together."""
+    metric = re.compile(f"{family}/(?!all/)(.+)/{name}")
+    return {match[1]: value for key, value in metrics.items() if (match := metric.fullmatch(key))}
 
 
 def render_step(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
     """Render a step, such as `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`; skip missing metrics."""
-    parts = [
-        f"step {step}/{steps}",
-        *(f"{name} {render_number(value)}" for name, value in collect_rewards(metrics).items()),
-    ]
+    parts = [f"step {step}/{steps}"]
+    parts += [f"{name} {render_number(value)}" for name, value in collect_rewards(metrics).items()]
     parts += [f"best of {name} {text}" for name, text in collect_best_values(metrics).items()]
     if NLL in metrics:
         parts.append(f"nll {render_number(metrics[NLL])}")
@@ -73,10 +69,8 @@ def render_progress(progress: Progress) -> str:
     parts = [progress.phase, *([f"{progress.finished} of {total} rollouts done"] if total else [])]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
-    step = min(progress.step + 1, progress.steps)
-    return "; ".join(
-        [f"step {step}/{progress.steps}: {', '.join(parts)}", *([progress.activity] if progress.activity else [])]
-    )
+    text = f"step {min(progress.step + 1, progress.steps)}/{progress.steps}: {', '.join(parts)}"
+    return f"{text}; {progress.activity}" if progress.activity else text
 
 
 class Heartbeat:

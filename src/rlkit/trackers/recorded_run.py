@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlkit._util.files import json_lines
-from rlkit._util.json_values import map_text
+from rlkit._util.json_values import redact_object
+from rlkit.config.loading.nodes import plain
 from rlkit.config.loading.secrets import clean
-from rlkit.errors import UsageError
+from rlkit.config.loading.yaml_text import read_file
 from rlkit.types import Json, TokenPiece
 
 
@@ -99,16 +100,9 @@ class RecordedStep:
 
 def read_run(directory: Path) -> RecordedRun:
     """Return the run of a folder; UsageError if its files are damaged."""
-    import yaml
-
     about = json_lines.read_object(directory / "run.json")
-    try:
-        config: object = yaml.safe_load((directory / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise UsageError(f"{directory / 'config.yaml'} is damaged: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{directory / 'config.yaml'} is damaged: it is not a mapping")
-    redacted = cast("Mapping[str, Json]", map_text(cast("Json", config), clean, keys=True))
+    config = cast("Mapping[str, Json]", plain(read_file(directory / "config.yaml")))
+    redacted = redact_object(config, clean)
     return RecordedRun(directory.name, directory, redacted, str(about.get("status", "running")))
 
 
@@ -172,7 +166,7 @@ def _rollout(row: Mapping[str, Any], pieces: Mapping[int, TokenPiece]) -> Record
         error=None if row["error"] is None else clean(row["error"]),
         seconds=row["seconds"],
         metrics=json.loads(row["metrics"]),
-        info=cast("Mapping[str, Json]", map_text(json.loads(row["info"]), clean, keys=True)),
+        info=redact_object(json.loads(row["info"]), clean),
         turns=tuple(
             RecordedTurn(
                 clean(decode_pieces(pieces, prompt)),

@@ -15,10 +15,10 @@ import struct
 import time
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import BinaryIO
 
 from rlkit._util import files
+from rlkit._util.paths import expand_user
 from rlkit._util.sections import Section
 from rlkit.trackers.recorded_run import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
@@ -53,7 +53,7 @@ class TensorboardTracker(ServiceTracker[TensorboardSettings]):
 
     def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  inherited
         directory = self.settings.directory
-        folder = run.directory / "tensorboard" if directory is None else Path(directory).expanduser()
+        folder = run.directory / "tensorboard" if directory is None else expand_user(directory)
         files.make_folder(folder)
         now = time.time()
         # TensorBoard reads the files of a folder in the order of their names.

@@ -23,7 +23,7 @@ from rlkit.types import Checkpoint
 
 DAY_S = 24 * 3600
 
-type PendingCheckpoint = Awaitable[tuple[str, str]]
+type PendingCheckpoint = asyncio.Future[tuple[str, str]]
 """A requested checkpoint; gives the `tinker://` paths of the training state and of the sampler's weights."""
 
 
@@ -63,7 +63,7 @@ class CheckpointSaver:
         """Request a checkpoint of the learner's weights after its earlier requests."""
         self._requests[step] += 1  # a failed request may have used its name
         suffix = f"-{self._requests[step]}" if self._requests[step] > 1 else ""
-        return learner.save(f"step-{step:06d}{suffix}", ttl_s=self._ttl_s)
+        return asyncio.ensure_future(learner.save(f"step-{step:06d}{suffix}", ttl_s=self._ttl_s))
 
     def request_if_due(self, learner: Learner, step: int, *, is_evaluated: bool) -> PendingCheckpoint | None:
         """Request a checkpoint if `checkpoint.every` says so, or if the last due checkpoint failed.

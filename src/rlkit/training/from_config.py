@@ -27,8 +27,7 @@ def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
         steps=config.step_count,
         max_staleness=config.schedule.steps_ahead,
         in_order=config.schedule.is_in_draw_order(is_repeatable=is_repeatable),
-        replace=config.batch.replace_uninformative,
-        max_replaced_groups=config.batch.max_replaced_groups or 4 * config.batch.groups,
+        max_replaced_groups=config.batch.replaced_groups_limit,
     )
 
 
@@ -37,13 +36,13 @@ def make_step_recipe(
 ) -> StepRecipe:
     """Return the settings for the requests of a step; `is_repeatable` as in `make_supply_limits`."""
     return StepRecipe(
+        preparation,
         loss,
         config.optimizer,
         rate,
         config.batch.groups,
         config.batch.substeps,
         streaming=config.schedule.streaming(is_repeatable=is_repeatable),
-        finish_groups=preparation.prepare_step if preparation.needs_whole_steps else None,
         supervised=frozenset(config.envs.keys() - config.reinforced_envs.keys()),
     )
 
@@ -68,7 +67,7 @@ def make_preparation(
         batch.overlong,
         length_penalty=penalties,
         clip=batch.clip_advantages,
-        references={name: terms for name, terms in references.items() if name in config.reinforced_envs},
+        references=references,
         normalization=normalization,
     )
 

@@ -11,20 +11,20 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
-from rlkit.algorithms.datums import Preparation, PreparedGroup, StepGroup, sequence_lengths
+from rlkit.algorithms.datums import PreparedGroup, StepGroup, sequence_lengths
 from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
-from rlkit.metrics.env_reports import FailureNotes
+from rlkit.metrics.env_reports import make_failure_reporter
 from rlkit.rollout.player import GroupProgress, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
-from rlkit.store.history import GroupRecord
+from rlkit.store.history import GroupRecord, History
 from rlkit.tasks.sources import Mixture
 from rlkit.trackers import Broadcast
-from rlkit.training.resume import Resumption
 from rlkit.training.schedule import GroupSupply, SupplyLimits
+from rlkit.training.step import StepRecipe
 from rlkit.types import Episode, Group
 
 
@@ -36,8 +36,7 @@ class PendingStep:
     groups: list[StepGroup] = field(default_factory=list[StepGroup])  # groups so far, replaced groups included
     is_trainable: bool = False  # the step has all of its groups, and trains on at least one of them
     complete_s: float = 0.0  # time of the event loop at which the last group was ready
-    # Metrics of the task sources after they observed the groups.
-    task_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    task_metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # of the sources, after these groups
 
 
 @dataclass(eq=False)
@@ -46,44 +45,38 @@ class Groups:
 
     sources: Mixture
     player: Player
-    preparation: Preparation
+    recipe: StepRecipe
     limits: SupplyLimits
     _: KW_ONLY
-    is_streaming: bool  # groups are trained on before their step is complete, so each group is synced separately
-    passes: int  # number of times that the loss computes each sequence
     store: RunStore
     trackers: Broadcast
     budget: Budget
-    resumption: InitVar[Resumption]
-    # Sampler of the newest weights, which the learner sets; None until weights are loaded.
-    sampler: PatientSampler | None = None
+    history: InitVar[History]
+    interrupted: InitVar[Mapping[int, GroupProgress]]  # finished episodes of the waiting tasks, by draw
+    sampler: PatientSampler | None = None  # of the newest weights, set by the learner; None until they are loaded
 
-    def __post_init__(self, resumption: Resumption) -> None:
-        self.player = replace(self.player, record=self._record_episode, record_score=self._record_score)
-        self._failures = FailureNotes(self.trackers.on_note, redact=self.store.metadata.redact)
-        self._interrupted = dict(resumption.interrupted)
-        self.recorded_task_metrics = resumption.task_metrics
+    def __post_init__(self, history: History, interrupted: Mapping[int, GroupProgress]) -> None:
+        self.player = replace(self.player, record=self._record)
+        self._report_failure = make_failure_reporter(self.trackers.on_note, redact=self.store.metadata.redact)
+        self._interrupted = dict(interrupted)
+        self.recorded_task_metrics = history.task_metrics
         self._unprepared_usage = defaultdict[int, Usage](Usage)  # by draw: training on episodes of unfinished groups
-        for draw, progress in resumption.interrupted.items():
+        for draw, progress in interrupted.items():
             self._unprepared_usage[draw] = sum(map(self._usage_of, progress.episodes.values()), Usage())
         self.supply = GroupSupply(
             self.limits,
             draw=self._draw,
             play=self._play,
-            trained_step=resumption.step,
-            waiting=resumption.waiting,
+            trained_step=history.step,
+            waiting=history.waiting,
             is_exhausted=lambda: self.sources.is_exhausted,
         )
-        self._last_begun_step = resumption.step  # last step with a group to train on
+        self._last_begun_step = history.step  # last step with a group to train on
         self._has_ended = False
         self._progress = asyncio.Event()  # set when `_last_begun_step` or `_has_ended` changes
 
     async def steps(self, *, after: int) -> AsyncGenerator[PendingStep]:
-        """Yield the steps after a number, for `fill` to add their groups, until the tasks or the budget run out.
-
-        Raises:
-            RunFailed: the environments have no tasks.
-        """
+        """Yield the steps after a number, for `fill` to add their groups, until the tasks or the budget run out."""
         try:
             for number in range(after + 1, self.limits.steps + 1):
                 step = PendingStep(number)
@@ -107,7 +100,7 @@ class Groups:
                 self._last_begun_step = step.number
                 self._progress.set()
             yield group
-        if not self.is_streaming:  # make the result independent of the order in which groups finished
+        if not self.recipe.is_streaming:  # make the result independent of the order in which groups finished
             step.groups.sort(key=lambda group: group.prepared.group.draw)
         step.is_trainable = not self.supply.is_cut and any(group.is_trained for group in step.groups)
         step.complete_s = asyncio.get_running_loop().time()
@@ -115,12 +108,7 @@ class Groups:
     def commit(self, step: PendingStep) -> Awaitable[None]:
         """Let the task sources observe the groups of a step, and record the step in the journal.
 
-        Returns:
-            Awaitable that waits for the disk; nothing may be sampled from the step's weights before.
-
-        Raises:
-            EnvironmentFault: a task source failed.
-            RunFailed: the journal cannot be written.
+        The awaitable waits for the disk; nothing may be sampled from the step's weights before.
         """
         members = list[GroupRecord]()
         for step_group in step.groups:
@@ -137,15 +125,9 @@ class Groups:
         self.supply.advance(sampler.version)
 
     async def prepare(self, group: Group) -> PreparedGroup:
-        """Turn a played group into training sequences.
-
-        Raises:
-            EnvironmentFault: the advantage estimator failed.
-            RunFailed: a sequence is too long, and `batch.overlong` is `error`.
-            ServiceError: a reference failed.
-        """
+        """Turn a played group into training sequences; errors as in `Preparation.prepare`."""
         is_usable = int(group.valid_mask.sum()) >= self.player.settings[group.env].min_valid
-        return replace(await self.preparation.prepare(group), is_usable=is_usable)
+        return replace(await self.recipe.preparation.prepare(group), is_usable=is_usable)
 
     async def is_last(self, step: int) -> bool:
         """Wait until it is certain whether another step follows; return True if none does."""
@@ -169,7 +151,7 @@ class Groups:
     @property
     def pending_usage(self) -> Usage:
         """Usage of training on all episodes that are in no step yet."""
-        ready = Usage(trained_tokens=self.supply.untrained_tokens * self.passes)
+        ready = Usage(trained_tokens=self.supply.untrained_tokens * self.recipe.loss.passes)
         return sum(self._unprepared_usage.values(), ready)
 
     def _draw(self) -> Task | None:
@@ -181,26 +163,24 @@ class Groups:
     async def _play(self, task: Task) -> PreparedGroup:
         progress = self._interrupted.pop(task.draw, GroupProgress())
         group = await self.player.play(task, lambda: self.newest_sampler, progress=progress)
-        if self.is_streaming:  # otherwise the learner waits once for all groups of a step
+        if self.recipe.is_streaming:  # trained on before the step is complete; else the learner syncs a step at once
             await self.store.sync()
         await self.budget.write_if_due()
         prepared = await self.prepare(group)
         self._unprepared_usage.pop(task.draw, None)
         return prepared
 
-    def _record_episode(self, task: Task, episode: Episode) -> None:
-        self._record_score(task, episode)
-        self._unprepared_usage[task.draw] += self._usage_of(episode)
-
-    def _record_score(self, task: Task, episode: Episode) -> None:
+    def _record(self, task: Task, episode: Episode) -> None:
         self.store.record_episode(task, episode)
-        self._failures.add(task, episode)
+        self._report_failure(task, episode)
+        if not episode.group_scored:  # else it was counted when it ended
+            self._unprepared_usage[task.draw] += self._usage_of(episode)
 
     def _usage_of(self, episode: Episode) -> Usage:
         """Return the usage of training on an episode; a reference samples one token per sequence."""
         if episode.reward is None:
             return Usage()
         lengths = sequence_lengths(episode)
-        scored = lengths * max(map(len, self.preparation.references.values()), default=0)
-        trained = (sum(lengths) - len(lengths)) * self.passes
+        scored = lengths * max(map(len, self.recipe.preparation.references.values()), default=0)
+        trained = (sum(lengths) - len(lengths)) * self.recipe.loss.passes
         return Usage(prefill_tokens=sum(scored), sampled_tokens=len(scored), trained_tokens=trained)

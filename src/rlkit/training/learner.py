@@ -16,25 +16,16 @@ from rlkit._util.threads import in_thread
 from rlkit.algorithms.datums import PreparedGroup, StepGroup
 from rlkit.cost.usage import Usage
 from rlkit.errors import ServiceError
-from rlkit.metrics.metrics import SOLVED, batch_metrics, group_metrics, update_metrics
+from rlkit.metrics.metrics import SOLVED, step_metrics, update_metrics
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.token_records.updates import record_update
+from rlkit.training.checkpoints import PendingCheckpoint
 from rlkit.training.groups import Groups, PendingStep
-from rlkit.training.resume import WeightsLoader
 from rlkit.training.run import Run, TrainedStep
 from rlkit.training.step import StepRecipe, StepUpdate
 
 _MAX_RECOVERIES = 20
-
-
-@dataclass(slots=True, eq=False)
-class _Submission:
-    """A step, its requests, and the requested checkpoint of its weights if there is one."""
-
-    step: PendingStep
-    update: StepUpdate
-    checkpoint: asyncio.Future[tuple[str, str]] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -49,10 +40,10 @@ class PolicyLearner:
     _: KW_ONLY
     recipe: StepRecipe
     watch: ServiceWatch
-    loader: WeightsLoader  # loads weights again if the service fails
+    load_weights: Callable[[int], Awaitable[tuple[Learner, int]]]  # loads weights up to a step if the service fails
     learner: Learner  # the service's handle of the weights
     step: int  # step of these weights
-    _submissions: deque[_Submission] = field(default_factory=deque[_Submission])
+    _updates: deque[StepUpdate] = field(default_factory=deque[StepUpdate])  # of the submitted steps
     _complete_steps: asyncio.Queue[PendingStep | None] = field(default_factory=asyncio.Queue[PendingStep | None])
     _submitting: asyncio.Task[None] | None = None
     _is_recovering: bool = False
@@ -61,7 +52,7 @@ class PolicyLearner:
     @property
     def pending_usage(self) -> Usage:
         """Usage of the gradients of submitted groups that the service has not computed yet."""
-        tokens = sum(submission.update.untrained_tokens for submission in self._submissions)
+        tokens = sum(update.untrained_tokens for update in self._updates)
         return Usage(trained_tokens=tokens * self.recipe.loss.passes)
 
     async def replay(self) -> None:
@@ -78,7 +69,14 @@ class PolicyLearner:
             if not run.store.measured_steps:  # an evaluation that is added on resumption begins at the current step
                 run.begin_report(0, {}, groups.newest_sampler)
         while groups.sampler is None or self.step < run.step:
-            await self._replay_next()
+            step, is_new = min(self.step + 1, run.step), self.step < run.step
+            # Each try reads the current sampler, because a recovery publishes another one.
+            groups.sampler = await self._retry_from_checkpoint(
+                lambda step=step: self._replay_through(step, groups.sampler), last_trained=step
+            )
+            is_missing = is_new and not run.checkpoints.is_recorded(step)
+            if is_missing and (pending := self._request_checkpoint(step)) is not None:
+                run.checkpoints.record(step, pending)  # without it, an interruption would repeat the whole replay
             run.reporter.raise_failure()
             if run.stop.is_requested:  # later steps stay on the disk and are replayed on the next resumption
                 run.step = self.step
@@ -87,12 +85,8 @@ class PolicyLearner:
     async def submit(self, steps: AsyncGenerator[PendingStep]) -> AsyncGenerator[PendingStep]:
         """Request the gradients of steps as their groups are ready, and yield each step once it is fully requested.
 
-        After a request to stop, no step is begun; steps with requested optimiser steps are finished.
-
-        Raises:
-            EnvironmentFault: an advantage estimator or a task source failed.
-            RolloutsFailed: too many groups in a row were unusable.
-            RunFailed: the disk is full, or the environments have no tasks.
+        After a request to stop, no step is begun; steps with requested optimiser steps are finished. Errors of task
+        sources, rollouts and estimators, and of the journal, are raised here.
         """
         run = self.run
         run.timer.start()
@@ -108,19 +102,15 @@ class PolicyLearner:
         await self._submitting  # raises its exception
 
     async def train(self, step: PendingStep) -> TrainedStep:
-        """Wait for the weights of a submitted step; recover them if the service fails.
-
-        Raises:
-            ServiceError: the service failed repeatedly, or for too long.
-        """
-        submission, groups = self._submissions[0], self.groups
-        sampler, metrics, recorded = await self._retry_from_checkpoint(
-            lambda: self._wait_for_update(step.number, step.groups, submission.update, current=groups.newest_sampler),
+        """Wait for the weights of a submitted step; recover them if the service fails, as `replay` does."""
+        update, groups = self._updates[0], self.groups
+        trained = await self._retry_from_checkpoint(
+            lambda: self._wait_for_update(step.number, step.groups, update, current=groups.newest_sampler),
             last_trained=step.number - 1,
         )
-        self._submissions.popleft()
+        self._updates.popleft()
         self.step = self.run.step = step.number  # the weights have changed, even if that cannot be recorded
-        return TrainedStep(sampler, metrics, recorded, submission.checkpoint)
+        return trained
 
     async def save(self) -> None:
         """Save the weights of the last trained step, unless they are saved; drop later steps.
@@ -132,7 +122,7 @@ class PolicyLearner:
             return
         if self._is_ahead:  # the weights contain optimiser steps of a dropped step
             self.cancel_requests()
-            self._submissions.clear()
+            self._updates.clear()
             await self._recover(self.step, with_reports=False)
         await self.run.checkpoints.save(self.learner, self.step)
 
@@ -147,21 +137,13 @@ class PolicyLearner:
 
         The service's learner cannot be used afterwards: new requests may wait behind cancelled requests.
         """
-        for submission in self._submissions:
-            submission.update.cancel()
-            if submission.checkpoint is not None:
-                submission.checkpoint.cancel()
-                submission.checkpoint = None
-
-    @property
-    def is_at_last_step(self) -> bool:
-        """True if the service holds the weights of the run's last step; False during a recovery."""
-        return self.step == self.run.step
+        for update in self._updates:
+            update.cancel()
 
     @property
     def _is_ahead(self) -> bool:
         """True if the service's weights may contain more than the last trained step."""
-        return any(submission.update.has_optimizer_steps for submission in self._submissions)
+        return any(update.has_optimizer_steps for update in self._updates)
 
     async def _submit_steps(self, steps: AsyncGenerator[PendingStep]) -> None:
         try:
@@ -170,45 +152,39 @@ class PolicyLearner:
                     if self.run.is_ending:
                         return
                     learner = None if self._is_recovering else self.learner
-                    submission = _Submission(step, StepUpdate(learner, self.recipe, version=step.number))
-                    self._submissions.append(submission)
+                    update = StepUpdate(learner, self.recipe, version=step.number)
+                    self._updates.append(update)
                     async for group in self.groups.fill(step):
-                        submission.update.add(group.prepared, is_trained=group.is_trained)
+                        update.add(group.prepared, is_trained=group.is_trained)
                         del group
                         self.run.reporter.raise_failure()
                     if step.is_trainable:
                         await self.run.store.sync()  # train only on episodes that are on the disk
-                        submission.update.finish()
+                        update.finish()
                         if not self._is_recovering:
-                            submission.checkpoint = self._request_checkpoint(step.number)
+                            update.checkpoint = self._request_checkpoint(step.number)
                         self._complete_steps.put_nowait(step)
-                    del step, submission  # free the episodes before the next step is complete
+                    del step, update  # free the episodes before the next step is complete
         finally:
             self._complete_steps.put_nowait(None)
 
     async def _wait_for_update(
         self, step: int, groups: Sequence[StepGroup], update: StepUpdate, *, current: PatientSampler | None
-    ) -> tuple[PatientSampler, dict[str, float], asyncio.Task[None]]:
-        """Wait for the weights of a step; return their sampler, its metrics, and a task that records its sequences."""
-        played = [group.prepared.group for group in groups]
-        # For a million tokens, these calls would block the event loop.
+    ) -> TrainedStep:
+        """Wait for the weights of a step."""
         supervised = self.recipe.supervised
-        metrics = await in_thread(
-            lambda: (
-                group_metrics(played, prefix="env", supervised=supervised)
-                | batch_metrics(groups, version=step - 1, supervised=supervised)
-            )
-        )
+        # For a million tokens, this call would block the event loop.
+        metrics = await in_thread(lambda: step_metrics(groups, version=step - 1, supervised=supervised))
         result = await update.wait(self.watch)
-        prepared, estimators = [group.prepared for group in groups], self.groups.preparation.estimators
+        prepared, estimators = [group.prepared for group in groups], self.recipe.preparation.estimators
         recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)
         if result is None:
             self._note_skip(step, prepared)
-            unchanged = current or await self._make_sampler()
-            return PatientSampler(unchanged.sampler, self.watch, step), {**metrics, "optim/skipped": 1.0}, recorded
-        sampler, update_result = result
-        agreement = await in_thread(update_metrics, update_result)
-        return PatientSampler(sampler, self.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}, recorded
+            sampler, agreement = (current or await self._make_sampler()).sampler, dict[str, float]()
+        else:
+            sampler, agreement = result[0], await in_thread(update_metrics, result[1])
+        metrics = {**metrics, "optim/skipped": float(result is None), **agreement}
+        return TrainedStep(PatientSampler(sampler, self.watch, step), metrics, recorded, update.checkpoint)
 
     def _note_skip(self, step: int, prepared: Sequence[PreparedGroup]) -> None:
         """Report the first step that is not trained on for a reason; where all tasks are solved, a finding says so."""
@@ -222,29 +198,12 @@ class PolicyLearner:
             self._noted_skips.add(reason)
             self.run.note(f"step {step}: {reason}, so there is nothing to learn; optim/skipped marks such steps")
 
-    async def _replay_next(self) -> None:
-        """Replay the next step of the run, if there is one, and save its weights if a checkpoint is due."""
-        run, groups = self.run, self.groups
-        step = min(self.step + 1, run.step)
-        is_new = step > self.step
-        # Each try reads the current sampler, because a recovery publishes another one.
-        groups.sampler = await self._retry_from_checkpoint(
-            lambda: self._replay_through(step, groups.sampler), last_trained=step
-        )
-        if is_new and not run.checkpoints.is_recorded(step) and (pending := self._request_checkpoint(step)) is not None:
-            run.checkpoints.record(step, pending)  # without it, an interruption would repeat the whole replay
-
     async def _replay_through(
         self, last_step: int, sampler: PatientSampler | None, *, with_reports: bool = True
     ) -> PatientSampler:
         """Train on the recorded groups of the steps that the service's weights lack, up to `last_step`.
 
-        Args:
-            sampler: sampler of the service's present weights, if there is one.
-            with_reports: report the steps that were not reported.
-
-        Returns:
-            A sampler of the weights of `last_step`, not published yet.
+        Return a sampler of its weights, not published yet; `sampler` is that of the present weights, if there is one.
         """
         run = self.run
         for number in range(self.step + 1, last_step + 1):
@@ -255,14 +214,14 @@ class PolicyLearner:
                     groups.append(StepGroup(await self.groups.prepare(recorded.group), recorded.is_trained))
                     update.add(groups[-1].prepared, is_trained=recorded.is_trained)
                 update.finish()
-                sampler, metrics, recorded = await self._wait_for_update(number, groups, update, current=sampler)
+                trained = await self._wait_for_update(number, groups, update, current=sampler)
             finally:
                 update.cancel()
-            self.step = number
-            await recorded
+            self.step, sampler = number, trained.sampler
+            await trained.recorded
             if with_reports and not run.reporter.has_report(number):
                 task_metrics = self.groups.recorded_task_metrics.get(number, {})
-                run.begin_report(number, {**metrics, **task_metrics}, sampler)
+                run.begin_report(number, {**trained.metrics, **task_metrics}, sampler)
         return sampler or await self._make_sampler()
 
     async def _retry_from_checkpoint[T](self, train: Callable[[], Awaitable[T]], *, last_trained: int) -> T:
@@ -286,15 +245,15 @@ class PolicyLearner:
         # Without reports, missing reports do not matter, and a report that cannot be written must not prevent a save.
         newest_tried = self.run.reporter.complete_through(step) if with_reports else step
         self.learner, self.step = await self.watch.call(
-            lambda: self.loader.load(newest_tried), "loading weights", retry=True
+            lambda: self.load_weights(newest_tried), "loading weights", retry=True
         )
         self.run.checkpoints.resume_from(self.step, newest_tried=newest_tried)
         self.groups.sampler = await self._replay_through(step, None, with_reports=with_reports)
         self._is_recovering = False
-        for submission in self._submissions:
-            submission.update.resubmit(self.learner)
-            if submission.update.is_finished:
-                submission.checkpoint = self._request_checkpoint(submission.step.number)
+        for update in self._updates:
+            update.resubmit(self.learner)
+            if update.is_finished:
+                update.checkpoint = self._request_checkpoint(update.version)
 
     async def _make_sampler(self) -> PatientSampler:
         """Return a sampler of the service's present weights."""
@@ -302,7 +261,6 @@ class PolicyLearner:
         sampler = await watch.call(lambda: learner.sampler(step), "handing over weights", retry=True)
         return PatientSampler(sampler, watch, step)
 
-    def _request_checkpoint(self, step: int) -> asyncio.Future[tuple[str, str]] | None:
+    def _request_checkpoint(self, step: int) -> PendingCheckpoint | None:
         is_evaluated = self.run.evaluation.is_due(step, last=self.run.steps)
-        pending = self.run.checkpoints.request_if_due(self.learner, step, is_evaluated=is_evaluated)
-        return None if pending is None else asyncio.ensure_future(pending)
+        return self.run.checkpoints.request_if_due(self.learner, step, is_evaluated=is_evaluated)

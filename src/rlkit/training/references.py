@@ -5,6 +5,7 @@ Invariant: a teacher has the tokens of the run's model, so each of its log-proba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
@@ -14,11 +15,10 @@ from rlkit._util.json_values import describe_type
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.references import Reference, Score
 from rlkit.chat.format import ChatFormat
-from rlkit.config.loading.objects import load_object
+from rlkit.config.loading.objects import load_function
 from rlkit.config.schema import Config
-from rlkit.config.schema.teacher import TeacherConfig
 from rlkit.cost.usage import Price
-from rlkit.errors import ConfigError, EnvironmentFault
+from rlkit.errors import EnvironmentFault
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
 from rlkit.tokenizers.equality import check_source_runs, require_equal_tokenizers
@@ -59,59 +59,41 @@ async def load_references(
             if key not in teachers:
                 model = spec.model or config.model
                 await in_thread(partial(require_equal_tokenizers, config, model, field="teacher.model", note=note))
-                score = await _load_score(service, watch, model, spec.checkpoint, price)
-                teachers[key] = _make_teacher(spec, score, chat)
+                teachers[key] = Reference(
+                    await _load_score(service, watch, model, spec.checkpoint, price),
+                    spec.weight,
+                    spec.discount,
+                    is_teacher=True,
+                    clip=spec.clip or math.inf,
+                    first_step=spec.first_step,
+                    last_step=spec.last_step,
+                    make_context=None if spec.prompt is None else _load_context(spec.prompt, chat),
+                )
             terms = [*terms, teachers[key]]
         if terms:
             references[env] = terms
     return references
 
 
-def evaluation_teachers(config: Config, references: References) -> Mapping[str, Reference]:
-    """Return the teachers of evaluated environments whose replies are samples of the policy's own distribution."""
-    return {
-        name: reference
-        for name, spec in config.eval.envs.items()
-        for reference in references.get(name, ())
-        if reference.is_teacher and spec.temperature == 1
-    }
-
-
 async def _load_score(
     service: Service, watch: ServiceWatch, model: str, checkpoint: str | None, price: Price | None = None
 ) -> Score:
     """Return a score function that counts the price of a teacher; its tokens are counted with the run's price."""
-    scorer = await watch.call(
-        lambda: service.scorer(model=model, checkpoint=checkpoint), "loading the reference", retry=True
-    )
+    load = partial(service.scorer, model=model, checkpoint=checkpoint)
+    compute_score = await watch.call(load, "loading the reference", retry=True)
 
     async def score(prompt: Prompt, last: int) -> Floats:
-        logprobs = await watch.call(lambda: scorer.logprobs(prompt, last=last), "scoring by the reference", retry=True)
-        if price is not None and model in price.teachers:
+        logprobs = await watch.call(lambda: compute_score(prompt, last), "scoring by the reference", retry=True)
+        if price is not None:
             service.usage.other_usd += price.scoring_difference(model, len(prompt), 1)
         return logprobs
 
     return score
 
 
-def _make_teacher(spec: TeacherConfig, score: Score, chat: ChatFormat) -> Reference:
-    return Reference(
-        score,
-        spec.weight,
-        spec.discount,
-        is_teacher=True,
-        clip=spec.clip,
-        first_step=spec.first_step,
-        last_step=spec.last_step,
-        make_context=None if spec.prompt is None else _load_context(spec.prompt, chat),
-    )
-
-
 def _load_context(path: str, chat: ChatFormat) -> Callable[[Sequence[Message]], Prompt]:
     """Return a function from the messages of a prompt to the teacher's prompt, by the user's function at a path."""
-    function = load_object(path, field="teacher.prompt")
-    if not callable(function):
-        raise ConfigError(f"teacher.prompt: {path} is not a function of messages")
+    function = load_function(path, field="teacher.prompt", of="messages")
 
     def make_context(messages: Sequence[Message]) -> Prompt:
         try:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 
 from rlkit._util.priority_semaphore import SlotsClosed
 from rlkit.errors import RunFailed
 from rlkit.metrics.diagnostics import FindingMonitor
-from rlkit.metrics.metrics import HEALTHY_KL, departure
+from rlkit.metrics.metrics import DivergenceMonitor
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
 from rlkit.training.checkpoints import CheckpointSaver
-from rlkit.training.model_selection import ModelSelection
 
 type PendingEvaluation = asyncio.Task[Mapping[str, float]]
 
@@ -30,20 +29,18 @@ class Reporter:
 
     store: RunStore
     trackers: Broadcast
-    _: KW_ONLY
     checkpoints: CheckpointSaver
-    selection: ModelSelection
 
     def __post_init__(self) -> None:
         self._pending: deque[tuple[int, Mapping[str, float], PendingEvaluation | None]] = deque()
         self._failure: Exception | None = None
         self._findings = FindingMonitor()
-        self._is_diverged = False
+        self._divergence = DivergenceMonitor()
         for step, metrics in self.store.read_metrics():  # reported by earlier processes
             self._findings.add(step, metrics)
-            self._is_diverged = self._has_diverged(metrics)
+            self._divergence.add(metrics)
         self.last_metrics: Mapping[str, float] = {}
-        self.end_reason = self.selection.end_reason  # first reason to end the run; None to continue
+        self.end_reason = self.checkpoints.selection.end_reason  # first reason to end the run; None to continue
 
     def add(self, step: int, metrics: Mapping[str, float], evaluation: PendingEvaluation | None = None) -> None:
         """Report a step when its evaluation and all earlier reports are done; `raise_failure` raises the errors."""
@@ -51,11 +48,6 @@ class Reporter:
         if evaluation is not None:
             evaluation.add_done_callback(lambda _: self._flush())
         self._flush()
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while a report waits for its evaluation."""
-        return bool(self._pending)
 
     def has_report(self, step: int) -> bool:
         """Return whether a step is reported, or waits for its evaluation."""
@@ -105,26 +97,17 @@ class Reporter:
                 self._failure = error
 
     def _select(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.selection.add(step, metrics)
+        self.checkpoints.selection.add(step, metrics)
         self.checkpoints.delete_superfluous(last_step=step)
-        if self.end_reason is None and (reason := self.selection.end_reason) is not None:
+        if self.end_reason is None and (reason := self.checkpoints.selection.end_reason) is not None:
             self.end_reason = reason
             self.trackers.on_note(f"{reason}; ending the run")
 
     def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
-        was_diverged, self._is_diverged = self._is_diverged, self._has_diverged(metrics)
-        if self._is_diverged and not was_diverged:
-            self.trackers.on_note(
-                f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats per token, but healthy runs stay "
-                f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
-            )
+        if (problem := self._divergence.add(metrics)) is not None:
+            self.trackers.on_note(f"step {step}: {problem}")
         for finding in self._findings.add(step, metrics):
             self.trackers.on_note(f"step {step}: {finding}")
-
-    def _has_diverged(self, metrics: Mapping[str, float]) -> bool:
-        """Return whether sampler and trainer differ too much; unchanged by a step that trains on nothing."""
-        kl = departure(metrics)
-        return self._is_diverged if kl is None else kl > HEALTHY_KL
 
 
 def _result(evaluation: PendingEvaluation) -> Mapping[str, float]:

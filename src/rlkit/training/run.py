@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from rlkit._util.activity import Activity
-from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
-from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import Estimate
 from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics
 from rlkit.metrics.step_timer import StepTimer
 from rlkit.policy import Sampler
 from rlkit.service.watch import PatientSampler
-from rlkit.store import RunStore
-from rlkit.trackers import Broadcast, Phase, Progress, RunResult
+from rlkit.trackers import Phase, Progress, RunResult
 from rlkit.training import StopSignal
 from rlkit.training.checkpoints import CheckpointSaver, PendingCheckpoint
 from rlkit.training.groups import Groups, PendingStep
-from rlkit.training.model_selection import ModelSelection
 from rlkit.training.reporter import Reporter
 
 
@@ -43,26 +39,21 @@ class TrainedStep:
 class Run:
     """The parts that record a run, and the decision when it ends."""
 
-    steps: int  # number of steps of the whole run
     step: int  # last step whose groups are on the disk
-    store: RunStore
-    trackers: Broadcast
     groups: Groups
     evaluation: Evaluation
     checkpoints: CheckpointSaver
-    selection: ModelSelection
     stop: StopSignal
-    slots: Slots  # limit on running rollouts; closes once the budget is used up
-    budget: Budget
     activity: Activity
     estimate: Estimate | None  # usage of the run as estimated by a dry run
-    runner_metrics: Callable[[], Mapping[str, float]]
     phase: Phase = "preparing"
 
     def __post_init__(self) -> None:
         self.first_step = self.step
-        self.note = self.trackers.on_note
-        self.reporter = Reporter(self.store, self.trackers, checkpoints=self.checkpoints, selection=self.selection)
+        self.steps = self.groups.limits.steps
+        self.store, self.trackers, self.note = self.groups.store, self.groups.trackers, self.groups.trackers.on_note
+        self.reporter = Reporter(self.store, self.trackers, self.checkpoints)
+        self.slots = self.groups.player.slots  # limit on running rollouts; closes once the budget is used up
         self.timer = StepTimer(self.slots)
         self._started_s = time.monotonic()
         self._warm_up_s = 0.0
@@ -75,45 +66,39 @@ class Run:
     async def report(self, step: PendingStep, trained: TrainedStep) -> None:
         """Record the usage and metrics of a step, and begin to evaluate its weights if an evaluation is due.
 
-        Raises:
-            RunFailed: the disk is full.
-            Exception: an earlier report, or an evaluation, failed.
+        Errors of earlier reports and evaluations are raised here.
         """
         self._warm_up_s = self._warm_up_s or time.monotonic() - self._started_s
-        usage = self.budget.metrics()  # before any await, so that a slow disk does not change it
+        usage = self.groups.budget.metrics()  # before any await, so that a slow disk does not change it
         await trained.recorded
         if trained.checkpoint is not None:
             self.checkpoints.record(step.number, trained.checkpoint)
-        await in_thread(self.budget.write)
+        await in_thread(self.groups.budget.write)
         times = self.timer.lap(step.complete_s, trained.metrics)
-        metrics = {**usage, **trained.metrics, **step.task_metrics, **times, **self.runner_metrics()}
+        metrics = {**usage, **trained.metrics, **step.task_metrics, **times, **self.groups.player.runner.metrics()}
         self.begin_report(step.number, metrics, trained.sampler)
         self.reporter.raise_failure()
 
     def begin_report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
         """Report a step, after the evaluation of its weights if an evaluation is due."""
         evaluation = None
+        is_due, rank = self.evaluation.is_due(step, last=self.steps), self.groups.rank_after_next_step
         is_wanted = self.evaluation.tasks and step not in self.store.measured_steps and self.slots.close_reason is None
-        if is_wanted and self.evaluation.is_due(step, last=self.steps):
-            evaluation = asyncio.create_task(self._evaluate(step, sampler, self.groups.rank_after_next_step))
-        elif is_wanted and self.groups.supply.are_all_drawn:
-            evaluation = asyncio.create_task(self._evaluate_if_last(step, sampler, self.groups.rank_after_next_step))
-        self.reporter.add(step, {**self.budget.metrics(), **metrics}, evaluation)
+        if is_wanted and (is_due or self.groups.supply.are_all_drawn):
+            evaluation = asyncio.create_task(self._evaluate(step, sampler, rank, only_if_last=not is_due))
+        self.reporter.add(step, {**self.groups.budget.metrics(), **metrics}, evaluation)
 
     def progress(self) -> Progress:
         """Return the progress of the run; may be called from any thread."""
         trained, evaluated = self.groups.player.counts, self.evaluation.player.counts
-        counts = evaluated if self.phase == "evaluating" else trained
+        counts = replace(evaluated if self.phase == "evaluating" else trained)
+        counts.tokens = trained.tokens + evaluated.tokens
+        counts.newest_error = self.store.metadata.redact(counts.newest_error)
         return Progress(
             step=self.step,
             steps=self.steps,
             phase=self.phase,
-            queued=counts.queued,
-            running=counts.running,
-            finished=counts.finished,
-            failed=counts.failed,
-            tokens=trained.tokens + evaluated.tokens,
-            newest_error=self.store.metadata.redact(counts.newest_error),
+            **asdict(counts),
             seconds=time.monotonic() - self._started_s,
             first_step=self.first_step,
             warm_up_s=self._warm_up_s,
@@ -122,15 +107,14 @@ class Run:
 
     async def finish(self) -> None:
         """Wait until every step is reported and on the disk; raises as `report` does."""
-        if self.reporter.is_waiting:
-            self.phase = "evaluating"
+        self.phase = "evaluating"
         await self.reporter.drain()
         self.phase = "saving"
         self.checkpoints.delete_superfluous(last_step=self.step)
         await self.checkpoints.wait_for_deletions()
         await self.store.flush()
-        metric = self.selection.criterion.metric
-        if metric is not None and self.selection.best is None and self.step:
+        metric = self.checkpoints.selection.criterion.metric
+        if metric is not None and self.checkpoints.selection.best is None and self.step:
             self.note(f"the best checkpoint is unknown, because no step has the metric {metric} (best.metric)")
         self.phase = "done"
 
@@ -152,19 +136,18 @@ class Run:
             metrics=self.reporter.last_metrics,
             checkpoint=self.checkpoints.newest,
             reason=budget_reason or self.reporter.end_reason or "",
-            best_checkpoint=self.selection.best_checkpoint(self.checkpoints.usable),
-            spending=self.budget.spending,
+            best_checkpoint=self.checkpoints.selection.best_checkpoint(self.checkpoints.usable),
+            spending=self.groups.budget.spending,
             estimate=self.estimate,
         )
 
-    async def _evaluate(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
-        results = await self.evaluation.play(sampler, rank=rank)
-        await self.store.write_evaluation(step, [(result.group, result.attempts) for result in results])
-        divergence = await self.evaluation.measure_divergence([result.group for result in results])
-        return {**await compute_eval_metrics(results), **divergence}
-
-    async def _evaluate_if_last(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
-        """Evaluate the weights of a step if the running groups make no further step."""
-        if not await self.groups.is_last(step) or self.is_ending or self.slots.close_reason is not None:
+    async def _evaluate(self, step: int, sampler: Sampler, rank: int, *, only_if_last: bool) -> Mapping[str, float]:
+        """Evaluate the weights of a step; with `only_if_last`, only if the running groups make no further step."""
+        if only_if_last and (
+            not await self.groups.is_last(step) or self.is_ending or self.slots.close_reason is not None
+        ):
             return {}
-        return await self._evaluate(step, sampler, rank)
+        results = await self.evaluation.play(sampler, rank=rank)
+        await self.store.write_evaluation(step, results)
+        groups = [group for group, _ in results]
+        return {**await compute_eval_metrics(groups), **await self.evaluation.measure_divergence(groups)}

@@ -30,13 +30,11 @@ class SupplyLimits:
 
     groups: int  # groups per step
     steps: int  # steps of the whole run; groups beyond the last step are not started
-    # Steps between the weights that a group starts with and the weights that it trains; 0 is on-policy.
-    max_staleness: int = 0
+    max_staleness: int = 0  # steps from the weights that a group starts with to those that it trains; 0 is on-policy
     # A step takes the groups that were drawn first, so `max_staleness` is a bound. Otherwise a step takes the groups
     # that finish first, and a slow group may be staler.
     in_order: bool = True
-    replace: bool = False  # play another group for each group without a training signal
-    max_replaced_groups: int = 0  # groups to replace per step; further groups without a signal are not replaced
+    max_replaced_groups: int = 0  # groups without a training signal to replace per step; further ones are not replaced
 
 
 @dataclass(eq=False)
@@ -86,10 +84,7 @@ class GroupSupply:
     async def next_group(self) -> StepGroup | None:
         """Wait for the next group of the present step, and return it; None if the step gets no more groups.
 
-        Raises:
-            RolloutsFailed: too many groups in a row were unusable.
-            RunFailed: an environment cancelled a group.
-            Exception: playing failed.
+        An error of `draw` or `play` is raised here, and RolloutsFailed after too many unusable groups in a row.
         """
         if self._trained_groups < self.limits.groups:
             prepared = await self._wait_for_group()
@@ -110,9 +105,7 @@ class GroupSupply:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _take(self, prepared: PreparedGroup) -> StepGroup:
-        is_replaced = (
-            self.limits.replace and not prepared.has_signal and self._replaced_groups < self.limits.max_replaced_groups
-        )
+        is_replaced = not prepared.has_signal and self._replaced_groups < self.limits.max_replaced_groups
         is_trained = prepared.is_usable and not is_replaced
         self._trained_groups += is_trained
         self._replaced_groups += prepared.is_usable and is_replaced
@@ -164,7 +157,7 @@ class GroupSupply:
         """Count the positions in steps that are taken, including the positions of running groups."""
         usable = [prepared for prepared in self._ready.values() if prepared.is_usable]
         without_signal = sum(not prepared.has_signal for prepared in usable)
-        replaceable = self.limits.max_replaced_groups - self._replaced_groups if self.limits.replace else 0
+        replaceable = self.limits.max_replaced_groups - self._replaced_groups
         ready = len(usable) - min(without_signal, replaceable)
         return self._complete_step * self.limits.groups + self._trained_groups + ready + len(self._running)
 

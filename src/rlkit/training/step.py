@@ -8,12 +8,12 @@ divides a step into requests only with `ready_groups`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rlkit.algorithms.datums import PreparedGroup, UpdateResult
+from rlkit.algorithms.datums import Preparation, PreparedGroup, UpdateResult
 from rlkit.algorithms.losses import CrossEntropy, Loss
 from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.algorithms.schedules import Streaming
@@ -21,6 +21,7 @@ from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import ServiceWatch
+from rlkit.training.checkpoints import PendingCheckpoint
 from rlkit.types import Datum
 
 _CROSS_ENTROPY = CrossEntropy()
@@ -32,22 +33,19 @@ type _Request = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] |
 class StepRecipe:
     """Settings for the requests of a step."""
 
+    preparation: Preparation  # has estimated the advantages of the groups, but for those that need the whole step
     loss: Loss
     optimizer: OptimizerConfig
     rate: LearningRate
     groups: int  # groups of a full step
     substeps: int = 1  # number of optimiser steps, each on an equal share of the groups
-    # Condition to request gradients before the step is complete; None requests them afterwards.
-    streaming: Streaming | None = None
-    # Estimates the advantages of a complete step's groups together; nothing is requested before.
-    finish_groups: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
-    # Environments of conversations, whose groups have the loss `cross_entropy`.
-    supervised: frozenset[str] = frozenset()
+    streaming: Streaming | None = None  # requests for gradients before the step is complete; None for none
+    supervised: frozenset[str] = frozenset()  # environments of conversations, with the loss `cross_entropy`
 
     @property
     def is_streaming(self) -> bool:
         """True if gradients may be requested before all groups of the step are added."""
-        return self.finish_groups is None and (self.streaming is not None or self.substeps > 1)
+        return not self.preparation.needs_whole_steps and (self.streaming is not None or self.substeps > 1)
 
 
 class StepUpdate:
@@ -60,7 +58,7 @@ class StepUpdate:
 
     def __init__(self, learner: Learner | None, recipe: StepRecipe, *, version: int) -> None:
         self._recipe = recipe
-        self._version = version
+        self.version = version
         self._groups: list[PreparedGroup] = []
         self._tokens = 0
         self.is_finished = False  # True if all groups of the step are added
@@ -90,9 +88,8 @@ class StepUpdate:
         if not self._recipe.is_streaming:
             supervised = self._recipe.supervised  # a request has one loss, so its groups come together
             self._groups.sort(key=lambda prepared: (prepared.group.env not in supervised, prepared.group.draw))
-            if self._recipe.finish_groups is not None:
-                self._groups = list(self._recipe.finish_groups(self._groups))
-                self._tokens = sum(prepared.tokens for prepared in self._groups)
+            self._groups = self._recipe.preparation.prepare_step(self._groups)
+            self._tokens = sum(prepared.tokens for prepared in self._groups)
             for prepared in self._groups:
                 self._include(prepared)
         self.is_finished = True
@@ -101,7 +98,7 @@ class StepUpdate:
     def cancel(self) -> None:
         """Stop requests, and cancel every request without an answer."""
         self._learner = None
-        for request in (*self._requests, self._sampler):
+        for request in (*self._requests, self._sampler, self.checkpoint):
             if request is not None:
                 request.cancel()
 
@@ -117,10 +114,8 @@ class StepUpdate:
     async def wait(self, watch: ServiceWatch) -> tuple[Sampler, UpdateResult] | None:
         """Wait for the sampler of the new weights and the result of the step; None if there is nothing to train on.
 
-        `watch` limits each request separately, because the service may answer the requests of a step one by one.
-
-        Raises:
-            ServiceError: a request failed; the service may have computed a part of the step.
+        `watch` limits each request separately, because the service may answer the requests of a step one by one. After
+        a ServiceError, the service may have computed a part of the step.
         """
         if self._sampler is None:
             return None
@@ -135,7 +130,7 @@ class StepUpdate:
             **_merge([gradient.metrics for gradient in gradients], weights),
             **_merge(reports, [1] * len(reports)),
         }
-        rate = self._recipe.rate.at(self._version)
+        rate = self._recipe.rate.at(self.version)
         groups, supervised = tuple(self._groups), self._recipe.supervised
         return self._sampler.result(), UpdateResult(groups, logprobs, metrics, self._recipe.loss, rate, supervised)
 
@@ -149,6 +144,7 @@ class StepUpdate:
         self._requests: list[_Request] = []
         self._optimizer_steps: list[asyncio.Future[Mapping[str, float]]] = []
         self._sampler: asyncio.Future[Sampler] | None = None
+        self.checkpoint: PendingCheckpoint | None = None  # checkpoint of the new weights, if the learner requested one
 
     def _include(self, prepared: PreparedGroup) -> None:
         self._included_groups += 1
@@ -175,7 +171,7 @@ class StepUpdate:
         self._request_gradient()
         self._request_optimizer_step()
         if self._optimizer_steps and self._learner is not None:
-            self._sampler = asyncio.ensure_future(self._learner.sampler(self._version))
+            self._sampler = asyncio.ensure_future(self._learner.sampler(self.version))
 
     def _request_gradient(self) -> None:
         if not self._unrequested or self._learner is None:
@@ -196,7 +192,7 @@ class StepUpdate:
     def _request_optimizer_step(self) -> None:
         self._substeps += 1
         if self._has_new_gradient and self._learner is not None:
-            rate = self._recipe.rate.at(self._version)
+            rate = self._recipe.rate.at(self.version)
             step = asyncio.ensure_future(self._learner.step(self._recipe.optimizer, learning_rate=rate))
             self._optimizer_steps.append(step)
             self._requests.append(step)

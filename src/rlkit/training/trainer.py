@@ -6,9 +6,10 @@ Invariant: errors in the configuration are found before the first request to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rlkit._util import files
@@ -29,10 +30,9 @@ from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget
 from rlkit.cost.estimate import load_estimate
 from rlkit.cost.usage import Price, price_of
-from rlkit.env import Task
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, load_eval_tasks, make_eval_player
-from rlkit.metrics.env_reports import BlockingFindings, FailureNotes
+from rlkit.metrics.env_reports import make_failure_reporter, make_hold_reporter
 from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, RolloutRunner
@@ -41,8 +41,9 @@ from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
+from rlkit.store.history import History
 from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, task_contents
-from rlkit.tasks.provenance import TaskManifest
+from rlkit.tasks.provenance import read_manifest, write_manifest
 from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect, name_service
 from rlkit.tinker_client.support import check_support
@@ -61,8 +62,8 @@ from rlkit.training.from_config import (
 )
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
-from rlkit.training.references import References, evaluation_teachers, load_references
-from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
+from rlkit.training.references import References, load_references
+from rlkit.training.resume import interrupted_groups, load_weights, redraw_tasks
 from rlkit.training.run import Run
 from rlkit.workers.from_config import open_runner
 
@@ -123,9 +124,7 @@ class RLTrainer(Trainer):
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
         # A new run has no manifest to read, and no directory before `train` is called: its name contains the time.
-        self._manifest = TaskManifest(
-            (self.directory or choose_run_directory(config, self._runs_dir)) if resume else None
-        )
+        self._manifest = read_manifest(self.directory or choose_run_directory(config, self._runs_dir)) if resume else {}
         note, manifest = self._trackers.on_note, self._manifest
         self._eval_tasks = load_eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=manifest)
         tasks = load_tasks(config, python_envs, evaluated=task_contents(self._eval_tasks), note=note, manifest=manifest)
@@ -168,13 +167,13 @@ class RLTrainer(Trainer):
             RunStore(directory, resolved=self._resolved, resume=self._resume) as store,
         ):
             result = None
-            findings = BlockingFindings(
-                step=lambda: store.step + 1,
+            report_hold = make_hold_reporter(
+                get_step=lambda: store.step + 1,
                 tell=lambda finding: self._trackers.on_note(f"step {finding.first}: {finding}"),
                 record=store.metadata.record_findings,
             )
             try:
-                with loop_holds().watch(findings.add):
+                with loop_holds().watch(report_hold):
                     async with self._connect(store, choice, price) as (run, learner, groups):
                         yield run, learner, groups
                     result = run.result
@@ -196,7 +195,7 @@ class RLTrainer(Trainer):
         """Connect to the service and build the run; save the weights at its end."""
         config, note, is_engine = self._config, self._trackers.on_note, choice.kind == "engine"
         chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=self._trackers.on_status))
-        resumption = await self._open_journal(store, chat)
+        history = await self._open_journal(store, chat)
         watch = ServiceWatch(
             note,
             config.service.timeout_s,
@@ -217,7 +216,7 @@ class RLTrainer(Trainer):
             references = await load_references(config, service, watch, chat, price=price, note=note)
             self._trackers.on_status(f"starting a training session for {config.model}")
             run, learner, groups = await self._build(
-                store, service, references, chat, watch=watch, budget=budget, resumption=resumption, runner=runner
+                store, service, references, chat, watch=watch, budget=budget, history=history, runner=runner
             )
             budget.pending_usage = lambda: groups.pending_usage + learner.pending_usage
             info = RunInfo(
@@ -230,28 +229,24 @@ class RLTrainer(Trainer):
                 earlier=tuple(store.read_metrics()),
             )
             self._trackers.on_start(info)
-            if resumption.step:
-                note(f"resuming after step {resumption.step}")
+            if history.step:
+                note(f"resuming after step {history.step}")
+            del history  # free its episodes
             self._stop.watch()
             async with _save_and_close(run, learner, groups):
                 yield run, learner, groups
 
-    async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
-        """Open the run's journal; return the state of an interrupted run."""
+    async def _open_journal(self, store: RunStore, chat: ChatFormat) -> History:
+        """Open the run's journal; return the history of an interrupted run, with its waiting tasks."""
         await in_thread(self._sources.set_folder, store.directory / ARTEFACTS)  # before draws are repeated
-        waiting_tasks = list[Task]()
-        history = store.open(
-            self._sources.state_dict(),
-            piece=chat.piece,
-            replay=lambda history: waiting_tasks.extend(redraw_tasks(history, self._sources)),
-        )
+        redraw = partial(redraw_tasks, sources=self._sources)
+        history = store.open(self._sources.state_dict(), piece=chat.piece, replay=redraw)
         with files.report_write_errors(store.directory):
-            await in_thread(self._manifest.write, store.directory)
+            await in_thread(write_manifest, store.directory, self._manifest)
             await in_thread(copy_view_scripts, {**self._eval_tasks, **self._tasks}, store.directory / ARTEFACTS)
         for path in dict.fromkeys(history.damaged):
             self._trackers.on_note(f"{path} is damaged; lost rollouts are repeated, if necessary with other tasks")
-        interrupted = interrupted_groups(history, self._config, retry_failed=store.metadata.retry_failed)
-        return Resumption(history.step, waiting_tasks, interrupted, history.task_metrics)
+        return history
 
     async def _build(
         self,
@@ -262,14 +257,14 @@ class RLTrainer(Trainer):
         *,
         watch: ServiceWatch,
         budget: Budget,
-        resumption: Resumption,
+        history: History,
         runner: RolloutRunner,
     ) -> tuple[Run, PolicyLearner, Groups]:
         """Build the parts of a run."""
         config, trackers, note = self._config, self._trackers, self._trackers.on_note
-        loader = WeightsLoader(config, service, store, note)
-        measured = store.find_last_measured_step(resumption.step)  # steps without metrics are replayed for them
-        weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
+        load = partial(load_weights, config=config, service=service, store=store, note=note)
+        measured = store.find_last_measured_step(history.step)  # steps without metrics are replayed for them
+        weights, step = await watch.call(lambda: load(measured), "starting a training session", retry=True)
         # The service knows the exact context only once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         await watch.call(lambda: check_support(config, service, weights, self._loss), "trying the service", retry=True)
@@ -277,52 +272,40 @@ class RLTrainer(Trainer):
         await check_conversations(config, self._tasks, runner, settings, chat, note=note)
         preparation = make_preparation(config, self._estimators, self._loss, references=references)
         recipe = make_step_recipe(config, self._loss, self._rate, preparation, is_repeatable=service.is_repeatable)
-        slots, selection = _budgeted_slots(config, budget, note), make_model_selection(config, store.read_metrics())
+        slots = Slots(
+            config.rollouts.max_concurrent,
+            find_close_reason=lambda: budget.reached_limit,
+            clock=asyncio.get_running_loop().time,
+            on_close=lambda reason: note(f"{reason}; ending the run"),
+        )
+        selection = make_model_selection(config, store.read_metrics())
         saver = CheckpointSaver(config.checkpoint, store, trackers, watch, selection=selection, delete=service.delete)
-        opponents = Opponents(config, service, watch, saver.find_saved).of
+        opponents = Opponents(config, service, watch, saver.find_saved).find
         groups = Groups(
             self._sources,
             Player(runner, settings, seed=config.seed, slots=slots, opponents=opponents),
-            preparation,
+            recipe,
             make_supply_limits(config, is_repeatable=service.is_repeatable),
-            is_streaming=recipe.is_streaming,
-            passes=self._loss.passes,
             store=store,
             trackers=trackers,
             budget=budget,
-            resumption=resumption,
+            history=history,
+            interrupted=interrupted_groups(history, config, retry_failed=store.metadata.retry_failed),
         )
-        failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
+        report_failure = make_failure_reporter(note, redact=store.metadata.redact, prefix="the evaluation of ")
         player = make_eval_player(config, runner, slots=slots, context=context)
-        player = replace(player, record=failures.add, opponents=opponents)
+        player = replace(player, record=report_failure, opponents=opponents)
         run = Run(
-            steps=config.step_count,
-            step=resumption.step,
-            store=store,
-            trackers=trackers,
+            step=history.step,
             groups=groups,
-            evaluation=Evaluation(self._eval_tasks, player, config.eval.every, evaluation_teachers(config, references)),
+            evaluation=Evaluation(self._eval_tasks, player, config.eval.every, references),
             checkpoints=saver,
-            selection=selection,
             stop=self._stop,
-            slots=slots,
-            budget=budget,
             activity=self._activity,
             estimate=await in_thread(load_estimate, config),
-            runner_metrics=runner.metrics,
         )
-        learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, loader=loader, learner=weights, step=step)
+        learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, load_weights=load, learner=weights, step=step)
         return run, learner, groups
-
-
-def _budgeted_slots(config: Config, budget: Budget, note: Callable[[str], None]) -> Slots:
-    """Return slots for rollouts; they close once the budget is used up."""
-    return Slots(
-        config.rollouts.max_concurrent,
-        find_close_reason=lambda: budget.reached_limit,
-        clock=asyncio.get_running_loop().time,
-        on_close=lambda reason: note(f"{reason}; ending the run"),
-    )
 
 
 @asynccontextmanager
@@ -338,7 +321,7 @@ async def _save_and_close(run: Run, learner: PolicyLearner, groups: Groups) -> A
         except Exception as error:
             run.store.metadata.record_error(error)  # now, because the save may be interrupted
             with suppress(RlkitError, OSError, TimeoutError):  # the cause matters more than a failed save
-                if run.first_step < run.step and learner.is_at_last_step:
+                if run.first_step < run.step == learner.step:  # not within a recovery
                     run.phase = "saving"
                     async with asyncio.timeout(_LAST_SAVE_S):
                         await learner.save()
@@ -352,5 +335,5 @@ async def _save_and_close(run: Run, learner: PolicyLearner, groups: Groups) -> A
     finally:
         learner.cancel_requests()
         with suppress(RlkitError):  # only the usage of an unfinished step is lost
-            run.budget.write()
+            groups.budget.write()
         await run.close()

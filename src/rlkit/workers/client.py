@@ -186,7 +186,7 @@ class WorkerClient(WorkerOwner):
                 if ask.opponent is not None:
                     if opponents is None:
                         raise EnvironmentFault(NO_OPPONENTS)
-                    sampler = await opponents(ask.opponent)
+                    sampler = await opponents(ask.opponent, later)
                 elif call.sampler is None or ask.is_new_turn:
                     sampler = call.sampler = first() if call.sampler is None else later()
                 else:

@@ -34,7 +34,7 @@ from rlkit._util.threads import DaemonThreadPool
 from rlkit.config.loading.objects import load_file
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, RlkitError
-from rlkit.policy import NO_DEMONSTRATIONS, Sampler, Samplers
+from rlkit.policy import Sampler, Samplers
 from rlkit.rollout.runner import RolloutRunner
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Completion, Prompt, Sampling
@@ -157,7 +157,7 @@ class Worker:
             return await self._runner.score(task, message.episodes, timeout_s=message.timeout_s)
         make_sampler = partial(_RemoteSampler, self, message.call)
 
-        async def make_opponent(weights: int | str) -> Sampler:
+        async def make_opponent(weights: int | str, _: object) -> Sampler:
             return make_sampler(weights)
 
         return await self._runner.play(task, message.rollout, Samplers(make_sampler, make_sampler, make_opponent))
@@ -187,28 +187,22 @@ class RemoteRequest:
 
 
 @dataclass(eq=False)
-class _RemoteSampler(Sampler):
+class _RemoteSampler:
     """The newest sampler of a rollout, or that of an opponent, which is in the process of the run."""
 
     worker: Worker
     call: int
     opponent: int | str | None = None
-    _version: int | None = None
-
-    @property
-    def version(self) -> int:
-        if self._version is None:  # known from the first answer
-            raise EnvironmentFault(f"{NO_DEMONSTRATIONS}, with envs.<name>.workers = 0")
-        return self._version
+    version: int = -1  # known from the first answer
 
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        is_new = self._version is None
+        is_new = self.version < 0
         answer = await self.worker.ask(
             lambda number: messages.Ask(self.call, number, prompt, sampling, seed, num_samples, is_new, self.opponent)
         )
-        self._version = answer.version
+        self.version = answer.version
         return answer.completions
 
 

@@ -64,12 +64,11 @@ class RayWorker(Connection):
     async def close(self) -> None:  # noqa: D102  inherited
         self._is_closing = True
         try:
-            if self._has_started.is_set():
-                async with asyncio.timeout(CLEAN_UP_S + 4 * GRACE_S):  # longer than that of the worker
-                    await self._actor.close.remote()
-                    await self._watching
-        except (TimeoutError, self._ray.exceptions.RayError):
-            pass
+            with suppress(TimeoutError, self._ray.exceptions.RayError):
+                if self._has_started.is_set():
+                    async with asyncio.timeout(CLEAN_UP_S + 4 * GRACE_S):  # longer than that of the worker
+                        await self._actor.close.remote()
+                        await self._watching
         finally:
             self._watching.cancel()
             self._ray.kill(self._actor)

@@ -58,15 +58,13 @@ def test_an_object_that_is_nested_too_deeply_is_damage(tmp_path: Path, text: str
 
 def test_the_ends_of_a_long_file_are_its_first_and_last_lines_with_a_text(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    assert json_lines.read_ends(path, '"a/') == ({}, {})
+    assert json_lines.read_ends(path, {'"a/': False, '"c/': True}) == [({}, {})] * 2
     lines = [{"step": step, ("a/x" if 5 < step < 995 else "b/x"): "x" * 1000} for step in range(1000)]
     lines[400]["c/x"] = lines[600]["c/x"] = 1
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '{"step": 1000, "a/x": ')
-    first, last = json_lines.read_ends(path, '"a/')
-    assert (first["step"], last["step"]) == (6, 994)
-    assert json_lines.read_ends(path, '"c/') == ({}, {})
-    first, last = json_lines.read_ends(path, '"c/', is_rare=True)
-    assert (first["step"], last["step"]) == (400, 600)
+    assert json_lines.read_ends(path, {'"c/': False}) == [({}, {})]
+    ends = json_lines.read_ends(path, {'"a/': False, '"c/': True, '"b/': True})
+    assert [(first["step"], last["step"]) for first, last in ends] == [(6, 994), (400, 600), (0, 999)]
     path.write_text('{"a/x": \n')
     with pytest.raises(UsageError, match=r"lines\.jsonl is damaged"):
-        json_lines.read_ends(path, '"a/')
+        json_lines.read_ends(path, {'"a/': False})

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlkit._util.files.lock import LockFile, find_holder
+import pytest
+
+from rlkit._util.files.lock import LockFile, find_holder, make_once
 from tests.limits import HANG_S, wait_until
 
 FORKS_AND_DIES = """
@@ -89,3 +91,30 @@ def test_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
     process, _, holder = (tmp_path / "told").read_text().partition(" ")
     assert holder == process  # the fork did not let go of its parent's lock
+
+
+@pytest.mark.parametrize("leftover", ["file", "folder"])
+def test_a_folder_is_made_once_and_appears_complete(tmp_path: Path, leftover: str) -> None:
+    path, calls = tmp_path / "new" / "made", list[Path]()
+    path.parent.mkdir()
+    unfinished = path.with_suffix(".unfinished")  # left by a killed process
+    if leftover == "file":
+        unfinished.touch()
+    else:
+        (unfinished / "part").mkdir(parents=True)
+    path.mkdir()  # an empty folder is not complete
+
+    def make(place: Path) -> None:
+        calls.append(place)
+        place.mkdir()
+        (place / "part").touch()
+        if len(calls) == 1:
+            raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        make_once(path, make)
+    assert [entry.name for entry in path.parent.iterdir() if entry.suffix != ".lock"] == ["made"]
+    for _ in range(2):
+        assert make_once(path, make) == path
+    assert calls == [unfinished, unfinished]
+    assert [entry.name for entry in path.iterdir()] == ["part"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,29 +37,43 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [_parse_object(path, line) for line in _read_text(path).split("\n")[:-1]]
 
 
-def read_ends(path: Path, pattern: str, *, is_rare: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the first and the last complete line with a match, without reading a large file as a whole.
+def read_ends(path: Path, patterns: Mapping[str, bool]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the first and last complete line with a match of each pattern, without reading a large file as a whole.
 
     Args:
-        pattern: regular expression.
-        is_rare: whether such lines may be far from the beginning and the end, so that the whole file may be read.
+        patterns: regular expressions, with True if such lines may be far from the beginning and the end, so that the
+            whole file may be read.
 
     Returns:
-        Two objects, each empty if the first or last 128 KiB hold no such line.
+        Two objects for each pattern, each empty if the first or last 128 KiB hold no such line.
     """
     if not path.exists():
-        return {}, {}
-    find = re.compile(pattern.encode()).search
+        return [({}, {}) for _ in patterns]
     with path.open("rb") as file:
         head = file.read(_END_BYTES)
         file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
         tail = file.read()
-    if is_rare and not (find(head) and find(tail)):
-        head = tail = path.read_bytes()
-    ends = head.split(b"\n")[:-1], reversed(tail.split(b"\n")[:-1])
-    # The tail may begin inside a line.
-    first, last = (next((line for line in lines if line.startswith(b"{") and find(line)), b"{}") for lines in ends)
-    return _parse_object(path, first.decode(errors="replace")), _parse_object(path, last.decode(errors="replace"))
+    ends, objects = _split_ends(head, tail), dict[bytes, dict[str, Any]]()
+
+    def find_line(lines: Sequence[bytes], search: Callable[[bytes], object]) -> dict[str, Any]:
+        # The tail may begin inside a line.
+        line = next((line for line in lines if line.startswith(b"{") and search(line)), b"{}")
+        if line not in objects:
+            objects[line] = _parse_object(path, line.decode(errors="replace"))
+        return objects[line]
+
+    line_pairs = list[tuple[dict[str, Any], dict[str, Any]]]()
+    for pattern, is_rare in patterns.items():
+        search = re.compile(pattern.encode()).search
+        is_whole = is_rare and not (search(head) and search(tail))
+        first, last = _split_ends(*[path.read_bytes()] * 2) if is_whole else ends
+        line_pairs.append((find_line(first, search), find_line(last, search)))
+    return line_pairs
+
+
+def _split_ends(head: bytes, tail: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Return the complete lines of the beginning, and those of the end from the last line on."""
+    return head.split(b"\n")[:-1], tail.split(b"\n")[-2::-1]
 
 
 def read_object(path: Path) -> dict[str, Any]:

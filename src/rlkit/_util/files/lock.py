@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
+
+from rlkit._util.files import make_folder
 
 
 class LockFile(FileIO):
@@ -61,6 +64,38 @@ def wait_for_lock(path: Path, on_wait: Callable[[], object]) -> Generator[None]:
         acquisition = lock.acquire()
     with acquisition:
         yield
+
+
+def make_once(path: Path, make: Callable[[Path], object], *, on_wait: Callable[[], object] = lambda: None) -> Path:
+    """Return a file or folder, which the first process makes while others wait for it; it appears when complete.
+
+    Args:
+        make: makes it at another path; what a killed process left there is gone.
+        on_wait: called if another process is making it.
+    """
+    if not _has_content(path):
+        make_folder(path.parent)
+        with wait_for_lock(path.with_suffix(".lock"), on_wait):
+            if not _has_content(path):
+                unfinished = path.with_suffix(".unfinished")
+                try:
+                    _remove(unfinished)
+                    make(unfinished)
+                    unfinished.replace(path)
+                finally:
+                    _remove(unfinished)
+    return path
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def find_holder(path: Path) -> str | None:

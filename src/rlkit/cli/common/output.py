@@ -7,7 +7,6 @@ closed pipe is not an error.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
@@ -33,7 +32,10 @@ def sanitise(text: str) -> str:
 
 def to_json(value: Data) -> str:
     """Return one line of strict JSON: secrets are removed; NaN and infinities become null."""
-    return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
+    from rlkit._util.json_values import map_text
+
+    text = json.dumps(map_text(value, redact, keys=True))
+    return json.dumps(json.loads(text, parse_constant=lambda constant: None), ensure_ascii=False)
 
 
 def is_redrawable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
@@ -103,18 +105,6 @@ class Output:
         """Print an error."""
         label = "\x1b[31merror:\x1b[0m" if has_colours(self.err) else "error:"
         _write(self.err, f"{label} {sanitise(text)}")
-
-
-def _strict(value: Data) -> Data:
-    if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {redact(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_strict(item) for item in value]
-    return value
 
 
 def _write(stream: TextIO, text: str) -> None:

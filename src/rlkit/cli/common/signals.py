@@ -11,57 +11,21 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from rlkit.cli.common.guard import INTERRUPTED
+
+if TYPE_CHECKING:
+    from rlkit._util.threads import Interruptible
 
 CLEAN_UP_S = 10.0
 """Time limit in seconds of the clean-up (containers, engine) after the second signal."""
 
 
-class Interruptible:
-    """Runner of a coroutine that a signal can cancel.
-
-    A signal cancels only the main task. Raising an exception from the signal handler could orphan a process that was
-    just started. Cancelling all tasks, including the event loop's own, could make the clean-up wait forever.
-    """
-
-    def __init__(self) -> None:
-        self._cancel: Callable[[], object] | None = None
-        self._cancelled = False
-
-    def run[T](self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` with `rlkit._util.threads.run`. Raises KeyboardInterrupt if `interrupt` cancelled it."""
-        import asyncio  # imported late to keep `--help` fast
-
-        from rlkit._util.threads import run
-
-        async def run_main() -> T:
-            loop, task = asyncio.get_running_loop(), asyncio.current_task()
-            assert task is not None
-            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-            try:
-                return await main
-            finally:
-                self._cancel = None
-
-        try:
-            return run(run_main())
-        except asyncio.CancelledError:
-            if self._cancelled:
-                raise KeyboardInterrupt from None
-            raise
-
-    def interrupt(self) -> None:
-        """Cancel the running coroutine from a signal handler. Raises KeyboardInterrupt if none is running."""
-        if self._cancel is None:
-            raise KeyboardInterrupt
-        self._cancelled = True
-        self._cancel()
-
-
 def run_terminable[T](main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that Ctrl-C and SIGTERM cancel, so that its containers and sandboxes are removed."""
+    from rlkit._util.threads import Interruptible  # imported late to keep `--help` fast
+
     interruptible = Interruptible()
     previous = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
     try:
@@ -89,6 +53,8 @@ def graceful_shutdown(
         note: receives `message` at the first signal, on another thread.
         is_ready: returns whether the run can stop gracefully; before that, the first signal raises KeyboardInterrupt.
     """
+    from rlkit._util.threads import Interruptible  # imported late to keep `--help` fast
+
     received, interruptible = 0, Interruptible()
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -56,7 +56,7 @@ def bind(
     unknown = [name for name in values if name not in keywords]
     if unknown and not open_ended:
         near = did_you_mean(unknown[0], keywords) or f" Known: {', '.join(keywords) or 'none'}"
-        raise ConfigError(f"{field}.args.{unknown[0]}: unknown argument.{near}")
+        raise ConfigError(f"{field}.{unknown[0]}: unknown argument.{near}")
     hints = _hints(function)
     fitting = {
         name: value
@@ -68,9 +68,9 @@ def bind(
         is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if is_required and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
             near = did_you_mean(name, defaults)
-            raise ConfigError(f"{field}.args.{name}: is required{near and '.'}{near}")
+            raise ConfigError(f"{field}.{name}: is required{near and '.'}{near}")
     return {
-        name: _convert(value, hints[name], field=f"{field}.args.{name}", load=load)
+        name: _convert(value, hints[name], field=f"{field}.{name}", load=load)
         if name in values and name in keywords and name in hints
         else value
         for name, value in arguments.items()
@@ -116,10 +116,8 @@ def _convert(value: object, annotation: object, *, field: str, load: Load) -> ob
         return adapter.validate_json(text, strict=True)
     except ValidationError as strict:
         if isinstance(value, str):
-            try:
+            with suppress(ValidationError):
                 return adapter.validate_python(value)  # values of environment variables are text
-            except ValidationError:
-                pass
         raise ConfigError(f"{field}: {describe_type_error(strict, value)}") from None
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from rlkit._util.paths import expand_user
 from rlkit.config.loading.environment_variables import interpolate, read_dotenv
 from rlkit.config.loading.messages import TYPE_ERRORS, explain
 from rlkit.config.loading.nodes import (
@@ -26,7 +28,6 @@ from rlkit.config.loading.nodes import (
     is_mapping,
     merge,
     plain,
-    replace,
     rewrite,
 )
 from rlkit.config.loading.objects import FILE_OBJECT, missing_file
@@ -84,7 +85,7 @@ def load_config(
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = _expand_short_forms(_add_envs(without_nulls(root), envs))
+    root = rewrite(_add_envs(without_nulls(root), envs), _expand_short_form)
     root = rewrite(root, partial(_make_path_absolute, root))
     refuse_redacted(root)
     config, root = _check(root)
@@ -115,30 +116,23 @@ def _add_envs(root: Node, names: Iterable[str]) -> Node:
     return merge(root, from_python({"envs": missing})) if missing else root
 
 
-def _expand_short_forms(root: Node) -> Node:
+def _expand_short_form(keys: KeyPath, node: Node) -> Node:
     """Expand a bare `advantage: name`, and a bare `workers: 2`, to a section, and `files: name` to a list."""
-    envs = find(root, ("envs",))
-    env_paths = [("envs", name) for name in envs.value] if envs and is_mapping(envs.value) else []
-    for keys in [("rollouts", "workers"), *((*path, "workers") for path in env_paths)]:
-        node = find(root, keys)
-        if node is not None and node.value is not None and not (is_mapping(node.value) and node.value):
+    match keys:
+        case ("rollouts", "workers") | ("envs", _, "workers") if node.value is not None:
             count = Node(0, node.origin) if is_mapping(node.value) else node  # without fields, the run's own process
-            root = replace(root, keys, Node({"count": count}, node.origin))
-    for keys in [("advantage",), ("loss",), *((*path, "advantage") for path in env_paths)]:
-        node = find(root, keys)
-        if node is not None and isinstance(node.value, str):
-            section = expand_name(node.value)
+            return Node({"count": count}, node.origin)
+        case ("advantage" | "loss",) | ("envs", _, "advantage") if isinstance(node.value, str):
             # Only the text may come from an environment variable, not the rest of the section.
             entries = {
                 key: Node(text, node.origin, node.template if text == node.value else None)
-                for key, text in section.items()
+                for key, text in expand_name(node.value).items()
             }
-            root = replace(root, keys, Node(entries, node.origin))
-    for keys in [("source", "files"), ("warm_start", "files")]:
-        node = find(root, keys)
-        if node is not None and isinstance(node.value, str):
-            root = replace(root, keys, Node([node], node.origin))
-    return root
+            return Node(entries, node.origin)
+        case ("source" | "warm_start", "files") if isinstance(node.value, str):
+            return Node([node], node.origin)
+        case _:
+            return node
 
 
 def _check(root: Node) -> tuple[Config, Node]:
@@ -156,18 +150,16 @@ def _check(root: Node) -> tuple[Config, Node]:
 
 def _retype(error: ValidationError, root: Node) -> Node | None:
     """Parse the value of `${NAME}` as YAML if a string has the wrong type; return None if nothing changes."""
-    changed = False
+    parsed = dict[KeyPath, Node]()
     for details in error.errors(include_url=False, include_input=False, include_context=False):
         keys = locate(details["loc"])[0]
         node = find(root, keys)
         if details["type"] in TYPE_ERRORS and node and node.template is not None and isinstance(node.value, str):
-            try:
+            with suppress(ValueError):
                 value = scalar(node.value)
-            except ValueError:
-                continue
-            if not isinstance(value, str):
-                root, changed = replace(root, keys, Node(value, node.origin, node.template)), True
-    return root if changed else None
+                if not isinstance(value, str):
+                    parsed[keys] = Node(value, node.origin, node.template)
+    return rewrite(root, parsed.get) if parsed else None
 
 
 def _make_path_absolute(root: Node, keys: KeyPath, node: Node) -> Node:
@@ -177,7 +169,7 @@ def _make_path_absolute(root: Node, keys: KeyPath, node: Node) -> Node:
     is_conversations = keys[:2] in (("source", "files"), ("warm_start", "files"))
     folder = node.origin.folder or (Path.cwd() if is_conversations else None)
     if (keys == ("model",) or is_conversations) and folder is not None and node.value:
-        path = folder / Path(node.value).expanduser()
+        path = folder / expand_user(node.value)
         is_there = path.is_file() if is_conversations else path.is_dir()
         return Node(str(path.resolve()), node.origin, node.template) if is_there else node
     reference = FILE_OBJECT.fullmatch(node.value)
@@ -193,7 +185,7 @@ def _make_path_absolute(root: Node, keys: KeyPath, node: Node) -> Node:
             return node
     if not (reference or is_table):
         return node
-    places = [place / Path(file).expanduser() for place in (folder, Path.cwd()) if place is not None]
+    places = [place / expand_user(file) for place in (folder, Path.cwd()) if place is not None]
     for path in places:
         if path.is_file():
             return Node(f"{path.resolve()}{name}", node.origin, node.template)

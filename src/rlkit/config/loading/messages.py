@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, UNITS, VALUE_ANSWERS
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, leaves, walk
 from rlkit.config.loading.outline import Field, Shape, field_paths, locate
 from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
@@ -73,13 +73,13 @@ def _line(details: ErrorDetails, root: Node) -> str:
 
 def _validator_line(message: str, keys: KeyPath, root: Node) -> str:
     """Return the line for a message of the schema's validators, which may begin with a field."""
-    for _, node in scalars(root):
+    for _, node in leaves(root):
         if node.template is not None and isinstance(node.value, str) and node.value:
             for text in (node.value, repr(node.value)[1:-1]):
                 message = message.replace(text, node.template)
     if not keys:
         subject = message.split(": ", 1)[0]
-        keys = next((path for path in _paths(root) if dotted(path) == subject), ())
+        keys = next((path for path, _ in walk(root) if dotted(path) == subject), ())
         return f"{_place(root, keys)}{message}"
     return f"{_place(root, keys)}{dotted(keys)}: {message}"
 
@@ -91,7 +91,7 @@ def _describe_problem(details: ErrorDetails, keys: KeyPath, parent: Shape | None
         node = bare  # a name in place of its section
     actual = "nothing" if node is None else describe(node)
     if kind == "extra_forbidden":
-        return _unknown(keys, parent, tag, leaves=[path for path, _ in scalars(root) if path[: len(keys)] == keys])
+        return _unknown(keys, parent, tag, leaves=[path for path, _ in leaves(root) if path[: len(keys)] == keys])
     if kind == "missing":
         return "is missing"
     if kind.startswith("union_tag"):
@@ -159,18 +159,13 @@ def _answer_foreign(leaves: Sequence[KeyPath], *, inside: str) -> str | None:
     Args:
         inside: path of the unknown field; a field that it is inside of is no answer.
     """
-    for name in _last_names(leaves):
+    paths = [".".join(map(str, path)).split(".") for path in leaves]  # a key may be dotted
+    for name in (name for path in paths for name in (".".join(path[-2:]), path[-1])):
         if name in ANSWERS:
             return ANSWERS[name]
         if (field := FOREIGN_NAMES.get(name)) is not None and f".{field}." not in f".{inside}.":
             return f"Did you mean {field!r}?{f' It counts {UNITS[field]}.' if field in UNITS else ''}"
     return None
-
-
-def _last_names(leaves: Sequence[KeyPath]) -> list[str]:
-    """Return the last two parts, dotted, and the last part of each path."""
-    paths = [".".join(map(str, path)).split(".") for path in leaves]  # a key may be dotted
-    return [name for path in paths for name in (".".join(path[-2:]), path[-1])]
 
 
 def describe_type_error(error: ValidationError, value: object) -> str:
@@ -217,8 +212,3 @@ def _place(root: Node, keys: KeyPath) -> str:
         if node is not None:
             return f"{node.origin}: "
     return f"{root.origin.source}: " if root.origin.source else ""
-
-
-def _paths(root: Node, keys: KeyPath = ()) -> list[KeyPath]:
-    children = root.value.items() if is_mapping(root.value) else ()
-    return [keys, *(path for key, child in children for path in _paths(child, (*keys, key)))]

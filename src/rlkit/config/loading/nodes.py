@@ -115,37 +115,27 @@ def find(root: Node, keys: KeyPath) -> Node | None:
     return node
 
 
-def replace(root: Node, keys: KeyPath, new: Node) -> Node:
-    """Return a copy of the tree with `new` at an existing key path."""
-    if not keys:
-        return new
-    first, rest = keys[0], keys[1:]
-    if is_mapping(root.value):
-        key = str(first)
-        return Node({**root.value, key: replace(root.value[key], rest, new)}, root.origin)
-    assert is_list(root.value)
-    items = [replace(item, rest, new) if index == first else item for index, item in enumerate(root.value)]
-    return Node(items, root.origin)
+def walk(root: Node, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+    """Yield every node with its key path, from `root` on; a mapping or list comes before its content."""
+    yield keys, root
+    entries = root.value.items() if is_mapping(root.value) else enumerate(root.value) if is_list(root.value) else ()
+    for key, child in entries:
+        yield from walk(child, (*keys, key))
 
 
-def scalars(root: Node, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
-    """Yield every scalar under `root` with its key path."""
-    if is_mapping(root.value):
-        for key, child in root.value.items():
-            yield from scalars(child, (*keys, key))
-    elif is_list(root.value):
-        for index, child in enumerate(root.value):
-            yield from scalars(child, (*keys, index))
-    else:
-        yield keys, root
+def leaves(root: Node, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
+    """Yield every scalar and every empty list or mapping under `root` with its key path."""
+    return (
+        (path, node) for path, node in walk(root, keys) if not isinstance(node.value, list | dict) or not node.value
+    )
 
 
 def rewrite(node: Node, change: Callable[[KeyPath, Node], Node], *, keys: KeyPath = ()) -> Node:
-    """Return a copy of the tree with `change(key_path, node)` in place of every scalar node."""
-    if is_mapping(node.value):
+    """Return a copy of the tree with `change(key_path, node)` in place of every node that `leaves` yields."""
+    if is_mapping(node.value) and node.value:
         entries = {key: rewrite(child, change, keys=(*keys, key)) for key, child in node.value.items()}
         return Node(entries, node.origin)
-    if is_list(node.value):
+    if is_list(node.value) and node.value:
         items = [rewrite(child, change, keys=(*keys, index)) for index, child in enumerate(node.value)]
         return Node(items, node.origin)
     return change(keys, node)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
-import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import islice
@@ -21,8 +19,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.json_values import describe_type
-from rlkit._util.paths import shorten_path
-from rlkit.algorithms.estimator import Estimator, NoAdvantage, UnitAdvantage
+from rlkit._util.paths import expand_user, shorten_path
+from rlkit.algorithms.estimator import ConstantAdvantage, Estimator
 from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
@@ -67,7 +65,7 @@ def load_object(path: str, *, field: str) -> object:
         ConfigError: the path is malformed, the object does not exist, or loading it fails.
     """
     if named := FILE_OBJECT.fullmatch(path):
-        module = load_file(Path(named["file"]).expanduser(), label=named["file"], field=field)
+        module = load_file(expand_user(named["file"]), label=named["file"], field=field)
     elif named := _MODULE_OBJECT.fullmatch(path):
         module = _load_module(named["module"], field=field)
     else:
@@ -83,6 +81,14 @@ def load_object(path: str, *, field: str) -> object:
                 f"{field}: {path.rpartition(':')[0]} has no {name!r}.{did_you_mean(name, names)}"
             ) from None
     return value
+
+
+def load_function(path: str, *, field: str, of: str = "") -> Callable[..., object]:
+    """Return the function at an import path, as `load_object`; `of` says in the error what it is a function of."""
+    function = load_object(path, field=field)
+    if not callable(function):
+        raise ConfigError(f"{field}: {path} is not a function{of and f' of {of}'}")
+    return function
 
 
 def load_envs(
@@ -127,10 +133,10 @@ def load_envs(
         note(f"{field}: {message}")
 
     defaults: dict[str, object] = {"seed": seed, "note": note_of_field, "pin": pin}
-    with _wrap_errors(field, _source_file(factory), hidden=secrets_in(spec.args)):
+    with _wrap_errors(field, hidden=secrets_in(spec.args)):
         if not callable(factory):
             return factory if isinstance(factory, TaskSource) else list_envs(factory, subject=f"{target} is")
-        tasks: object = factory(**bind(factory, spec.args, field=field, defaults=defaults, load=load_object))
+        tasks: object = factory(**bind(factory, spec.args, field=f"{field}.args", defaults=defaults, load=load_object))
         return tasks if isinstance(tasks, TaskSource) else list_envs(tasks, subject=f"{target} returned")
 
 
@@ -174,8 +180,9 @@ def load_estimators(config: Config, overrides: Mapping[str, AnyEstimator]) -> di
 
     estimators = dict[str, Estimator]()
     for name, env in config.envs.items():
-        chosen = (env.advantage or config.advantage) if config.trains_on_rewards(name) else NoAdvantage()
-        estimator: object = overrides.get(name, chosen) if name in config.reinforced_envs else UnitAdvantage()
+        chosen = (env.advantage or config.advantage) if config.trains_on_rewards(name) else ConstantAdvantage(value=0)
+        imitated = ConstantAdvantage(value=1)
+        estimator: object = overrides.get(name, chosen) if name in config.reinforced_envs else imitated
         if isinstance(estimator, CustomAdvantage):
             loaded = load_object(estimator.function, field="advantage")
             if not callable(loaded) and not isinstance(loaded, Estimator):
@@ -192,10 +199,7 @@ def load_loss(loss: Loss) -> Loss:
     """Return the loss of a run; load it if it is a user's function. ConfigError if loading fails."""
     if not isinstance(loss, CustomLoss):
         return loss
-    function = load_object(loss.function, field="loss.function")
-    if not callable(function):
-        raise ConfigError(f"loss.function: {loss.function} is not a function")
-    return FunctionLoss(function=function)
+    return FunctionLoss(function=load_function(loss.function, field="loss.function"))
 
 
 def load_file(path: Path, *, label: str | None = None, field: str = "file") -> ModuleType:
@@ -217,7 +221,7 @@ def load_file(path: Path, *, label: str | None = None, field: str = "file") -> M
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        with _importable(path.parent), _wrap_errors(field, path):
+        with _importable(path.parent), _wrap_errors(field):
             spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name)
@@ -248,20 +252,15 @@ def _load_module(name: str, *, field: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     importlib.invalidate_caches()  # the module may have been written just now
-    with _importable(Path.cwd()):
-        with _wrap_errors(field, None):
-            try:
-                spec = importlib.util.find_spec(name)
-            except ModuleNotFoundError as error:
-                if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                    raise
-                spec = None
-        if spec is None:
+    with _importable(Path.cwd()), _wrap_errors(field):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise
             raise ConfigError(
                 f"{field}: there is no module {name!r}: install its package, or write file.py:name for a file"
-            )
-        with _wrap_errors(field, Path(spec.origin) if spec.origin else None):
-            return importlib.import_module(name)
+            ) from None
 
 
 @contextmanager
@@ -279,10 +278,10 @@ def _importable(folder: Path) -> Generator[None]:
 
 
 @contextmanager
-def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> Generator[None]:
+def _wrap_errors(field: str, *, hidden: Iterable[str] = ()) -> Generator[None]:
     """Convert an exception of the user's code to a ConfigError of one line, without the `hidden` texts.
 
-    It has the form `field: file:line: Exception: message`, with the innermost line of the user's file.
+    It has the form `field: file:line: Exception: message`, with the innermost line of the user's code.
     """
     try:
         yield
@@ -296,21 +295,13 @@ def _wrap_errors(field: str, source: Path | None, *, hidden: Iterable[str] = ())
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
             raise missing_extra(error.name) from error
-        place = ""
+        from rlkit._util.frames import error_place  # needs asyncio, which reading a configuration does not
+
+        place, raised_at = "", error_place(error)
         if isinstance(error, SyntaxError) and error.filename:
             place = f"{shorten_path(Path(error.filename))}:{error.lineno}: "
-        elif source is not None:
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [frame.lineno for frame in frames if Path(frame.filename) == source]
-            place = f"{shorten_path(source)}:{lines[-1]}: " if lines else f"{shorten_path(source)}: "
+        elif raised_at is not None and raised_at.file != __file__:
+            place = f"{shorten_path(Path(raised_at.file))}:{raised_at.line}: "
         message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
         problem = f"{place}{type(error).__name__}: {redact(message, hidden=hidden)}"
         raise ConfigError(f"{field}: {problem} (--debug shows the whole traceback)") from error
-
-
-def _source_file(value: object) -> Path | None:
-    try:
-        file = inspect.getsourcefile(cast("Callable[..., object]", value))
-    except TypeError:
-        return None
-    return None if file is None else Path(file)

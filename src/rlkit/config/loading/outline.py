@@ -13,7 +13,7 @@ from typing import cast
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
 from rlkit.algorithms.schedules import SCHEDULES
-from rlkit.config.loading.nodes import KeyPath, Node, is_mapping
+from rlkit.config.loading.nodes import KeyPath, Node, is_mapping, leaves
 from rlkit.config.schema import Config
 from rlkit.types import Json
 
@@ -94,14 +94,6 @@ def locate(location: Sequence[str | int]) -> tuple[KeyPath, Shape | None, str]:
     return tuple(keys), parent, parent_tag
 
 
-def find_shape(keys: KeyPath) -> Shape | None:
-    """Return the shape of the value at a key path; None if it is unknown."""
-    shape: Shape | None = outline()
-    for key in keys:
-        shape = None if shape is None else _child(shape, key)
-    return shape
-
-
 def field_paths(shape: Shape | None = None, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the key path of every field and section below a shape; a key that the user chooses is `<name>`."""
     shape = shape or outline()
@@ -119,7 +111,7 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     `sampling: null` (or `sampling:` without a value) resets the section. `envs: {arithmetic: null}` is the environment
     with default settings, or removes the environment if an earlier file defines it.
     """
-    if not _has_null(node):  # most configurations, which need no schema then
+    if all(leaf.value is not None for _, leaf in leaves(node)):  # most configurations, which need no schema then
         return node
     shape = shape or outline()
     if not is_mapping(node.value):
@@ -132,12 +124,6 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
             continue
         entries[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
     return Node(entries, node.origin)
-
-
-def _has_null(node: Node) -> bool:
-    if is_mapping(node.value):
-        return any(_has_null(child) for child in node.value.values())
-    return node.value is None
 
 
 def _child(shape: Shape, key: str | int) -> Shape | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from rlkit.config.loading.nodes import KeyPath, Node, Origin, dotted, is_list, is_mapping, merge
-from rlkit.config.loading.outline import find_shape
+from rlkit.config.loading.outline import locate
 from rlkit.config.loading.secrets import redact
 from rlkit.config.loading.yaml_text import DEEPEST_NESTING, parse
 from rlkit.errors import ConfigError, did_you_mean
@@ -80,7 +80,8 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
     key, rest = keys[0], keys[1:]
     content = node.value
     if content is None:
-        is_item = _index(key) is not None and (shape := find_shape(parents)) is not None and shape.items is not None
+        shape = locate((*parents, key))[1]
+        is_item = _index(key) is not None and shape is not None and shape.items is not None
         content = list[Node]() if is_item else dict[str, Node]()
     if is_list(content):
         return Node(_set_item(content, key, rest, value, parents=parents), node.origin)
@@ -92,7 +93,7 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
             f"so it has no fields{form or ''}"
         )
     if not rest:
-        shape = find_shape(parents) if value.value is None and key not in content else None
+        shape = locate((*parents, key))[1] if value.value is None and key not in content else None
         if shape is not None and shape.entries is not None and shape.entries.is_mapping:  # such as `envs`
             raise ConfigError(
                 f"{COMMAND_LINE}: {dotted((*parents, key))}: there is no such section to remove."

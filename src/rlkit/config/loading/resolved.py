@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self, cast
 
 from rlkit.config.loading.environment_variables import escape
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, plain, rewrite
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, from_python, leaves, plain, rewrite
 from rlkit.config.loading.secrets import REDACTED, is_secret, key_of
 from rlkit.config.loading.yaml_text import parse, read_file, scalar
 from rlkit.config.schema import Config
@@ -61,8 +61,9 @@ class ResolvedConfig:
         # The environments of these sections repeat them, and would show the values of their variables.
         source_envs = {name: True for name in ("source", "warm_start") if getattr(config, name) is not None}
         fields = from_python(config.model_dump(mode="json", exclude={"envs": source_envs}))
-        tree = cast("dict[str, Json]", plain(rewrite(fields, record)))
-        nodes = {path: find(root, path) for path, _ in leaves(tree)}
+        recorded = rewrite(fields, record)
+        tree = cast("dict[str, Json]", plain(recorded))
+        nodes = {path: find(root, path) for path, _ in leaves(recorded)}
         origins = {dotted(path): DEFAULT if node is None else str(node.origin) for path, node in nodes.items()}
         return cls(config, tree, origins)
 
@@ -75,18 +76,6 @@ class ResolvedConfig:
             if (origin := self.origins.get(str(error).partition(": ")[0], DEFAULT)) != DEFAULT:
                 error.args = (f"{origin}: {error}",)
             raise
-
-
-def leaves(value: Json, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Json]]:
-    """Yield every scalar and every empty list or mapping with its key path."""
-    if isinstance(value, dict) and value:
-        for key, child in value.items():
-            yield from leaves(child, (*path, key))
-    elif isinstance(value, list) and value:
-        for index, child in enumerate(value):
-            yield from leaves(child, (*path, index))
-    else:
-        yield path, value
 
 
 def show_lines(resolved: ResolvedConfig) -> list[str]:
@@ -104,10 +93,9 @@ def read_settings(path: Path) -> list[tuple[str, str, str]]:
     """
     root, lines = read_file(path), path.read_text().split("\n")
     settings = list[tuple[str, str, str]]()
-    for keys, value in leaves(plain(root)):
-        node = find(root, keys)
-        line = lines[node.origin.line - 1] if node is not None and node.origin.line else ""
-        settings.append((dotted(keys), json.dumps(value), line.rpartition("  # ")[2] if "  # " in line else ""))
+    for keys, node in leaves(root):
+        line = lines[node.origin.line - 1] if node.origin.line else ""
+        settings.append((dotted(keys), json.dumps(plain(node)), line.rpartition("  # ")[2] if "  # " in line else ""))
     return settings
 
 
@@ -115,14 +103,14 @@ def find_tags(text: str) -> list[str]:
     """Return `track.wandb.tags` of a text of `show_lines` without parsing its rest; ConfigError if it is no YAML."""
     line = _TAGS.search(text)
     node = parse(line[1], source="track.wandb.tags", lines=False) if line else None
-    return [str(tag) for _, tag in leaves(plain(node))] if node is not None and node.value else []
+    return [str(tag.value) for _, tag in leaves(node)] if node is not None and node.value else []
 
 
 def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: KeyPath) -> Iterator[tuple[str, str]]:
     indent = "  " * len(path)
     for key, value in tree.items():
         head, child_path = f"{indent}{_text(key)}:", (*path, key)
-        places = dict.fromkeys(origins[dotted(leaf)] for leaf, _ in leaves(value, child_path))
+        places = dict.fromkeys(origins[dotted(leaf)] for leaf, _ in leaves(from_python(value), child_path))
         if isinstance(value, dict) and value:
             yield head, ""
             yield from _lines(value, origins, child_path)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from rlkit._util.redaction import SHORTEST_SECRET_CHARS, is_secret_name
 from rlkit._util.redaction import redact as redact_variables
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, from_python, is_list, is_mapping, scalars
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, from_python, leaves, walk
 from rlkit.errors import ConfigError
 from rlkit.types import Json
 
@@ -83,21 +83,16 @@ def is_secret(key: str, text: str) -> bool:
     return bool(words & OFTEN_SECRET) and RANDOM_LITERAL.fullmatch(literal) is not None
 
 
-def refuse_secrets(root: Node, keys: KeyPath = (), *, key: str = "") -> None:
+def refuse_secrets(root: Node) -> None:
     """Raise ConfigError if a configuration, before interpolation, contains a credential."""
-    if is_mapping(root.value):
-        for name, child in root.value.items():
-            if is_secret("", name):
-                raise ConfigError(f"{child.origin}: a key under {dotted(keys) or 'the top'} looks like a secret")
-            refuse_secrets(child, (*keys, name), key=name)
-    elif is_list(root.value):
-        for index, child in enumerate(root.value):
-            refuse_secrets(child, (*keys, index), key=key)
-    elif isinstance(root.value, str) and is_secret(key, root.value):
-        raise ConfigError(
-            f"{root.origin}: {dotted(keys)} contains a secret: write ${{NAME}} instead and set NAME in the "
-            "environment or in .env"
-        )
+    for keys, node in walk(root):
+        if keys and is_secret("", str(keys[-1])):
+            raise ConfigError(f"{node.origin}: a key under {dotted(keys[:-1]) or 'the top'} looks like a secret")
+        if isinstance(node.value, str) and is_secret(key_of(keys), node.value):
+            raise ConfigError(
+                f"{node.origin}: {dotted(keys)} contains a secret: write ${{NAME}} instead and set NAME in the "
+                "environment or in .env"
+            )
 
 
 def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
@@ -134,7 +129,7 @@ def _may_be_secret(key: str, text: str) -> bool:
 
 def refuse_redacted(root: Node) -> None:
     """Raise ConfigError for a `[redacted]` value, which is not a usable credential."""
-    for keys, node in scalars(root):
+    for keys, node in leaves(root):
         if node.value == REDACTED:
             raise ConfigError(
                 f"{node.origin}: {dotted(keys)} was a secret and is not recorded: set it to ${{NAME}}, with "
@@ -154,6 +149,6 @@ def secrets_in(value: Json) -> list[str]:
 
 def _texts(value: Json) -> Iterator[tuple[KeyPath, str, str]]:
     """Yield key path, key and text of every string."""
-    for keys, node in scalars(from_python(value)):
+    for keys, node in leaves(from_python(value)):
         if isinstance(node.value, str):
             yield keys, key_of(keys), node.value

@@ -18,7 +18,7 @@ from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, ImportanceSampling
 from rlkit.algorithms.schedules import Sync
 from rlkit.config.schema.batch import BatchConfig, ScheduleConfig
-from rlkit.config.schema.envs import EnvConfig, EnvName, EvalConfig, RewardUse
+from rlkit.config.schema.envs import EnvConfig, EnvName, EvalConfig, RewardUse, refuse_turn_limit
 from rlkit.config.schema.metric_names import REWARD_METRICS, metric_problem
 from rlkit.config.schema.objective import (
     AdvantageConfig,
@@ -117,9 +117,8 @@ class Config(Section):
         for name, section in (("source", self.source), ("warm_start", self.warm_start)):
             spec = self.envs.pop(name, None)
             if spec is not None and spec.env != DEMONSTRATIONS:
-                raise ValueError(
-                    f"envs.{name}: this name is reserved for the conversations of `{name}`; choose another"
-                )
+                use = f"for the conversations of `{name}`"
+                raise ValueError(f"envs.{name}: this name is reserved {use}; choose another")
             if section is not None:
                 self.envs[name] = section.as_env()
         for name in self.envs.keys() - self.reinforced_envs.keys():
@@ -132,13 +131,11 @@ class Config(Section):
         if not self.envs.keys() - {"warm_start"}:
             fix = "; for supervised steps alone, rename warm_start to source" if self.warm_start else ""
             raise ValueError(f"envs: name the environments to train on, for instance envs: {{arithmetic: {{}}}}{fix}")
-        is_supervised = isinstance(self.loss, CrossEntropy)
-        if self.reinforced_envs and is_supervised:
-            names = ", ".join(self.reinforced_envs)
-            raise ValueError(
-                f"loss: cross_entropy is for the conversations of source and warm_start, and not for {names}"
-            )
-        if not self.reinforced_envs and not is_supervised:
+        names, is_supervised = ", ".join(self.reinforced_envs), isinstance(self.loss, CrossEntropy)
+        if names and is_supervised:
+            use = "for the conversations of source and warm_start"
+            raise ValueError(f"loss: cross_entropy is {use}, and not for {names}")
+        if not names and not is_supervised:
             if "loss" in self.model_fields_set:
                 raise ValueError(f"loss: {self.loss.name} needs rollouts, and there are none; set it to cross_entropy")
             object.__setattr__(self, "loss", CrossEntropy())  # sections are frozen
@@ -148,9 +145,7 @@ class Config(Section):
     def _check_consistency(self) -> Self:
         path = self.load_checkpoint
         if path is not None and (not path.startswith("tinker://") or "/sampler_weights/" in path):
-            raise ValueError(
-                f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
-            )
+            raise ValueError(f"load_checkpoint: {path!r} is not a path of the form tinker://…/weights/…")
         for field, envs in (("envs", self.envs), ("eval.envs", self.eval.envs)):
             if "all" in envs:
                 raise ValueError(
@@ -303,9 +298,8 @@ class Config(Section):
                 raise ValueError(f"best.{name} has no effect: add environments to eval.envs, or set best.metric")
         if self.best.metric is None:
             return
-        problem = metric_problem(
-            self.best.metric, envs=self.envs, evals=self.eval.envs, remedies=self._absent_metrics()
-        )
+        remedies = self._absent_metrics()
+        problem = metric_problem(self.best.metric, envs=self.envs, evals=self.eval.envs, remedies=remedies)
         if problem is not None:
             raise ValueError(f"best.metric: {problem}")
 
@@ -347,11 +341,14 @@ class Config(Section):
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
 
     def refuse_turn_settings(self, single: Set[str]) -> None:
-        """Raise ConfigError for a setting of later turns, such as a discount, that has no effect in any environment.
+        """Raise ConfigError for a limit of turns, or a setting of later turns such as a discount, without effect.
 
         Args:
             single: environments whose tasks are known to have a single turn.
         """
+        for name, env in self.envs.items():
+            if name in single:
+                refuse_turn_limit(env, field=f"envs.{name}")
         single = single | {name for name, env in self.envs.items() if env.max_turns == 1}
         inheriting = {name for name, env in self.envs.items() if env.advantage is None}
         sections = [

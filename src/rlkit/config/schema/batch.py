@@ -52,3 +52,9 @@ class BatchConfig(Section):
         if self.normalize != "constant":
             self.refuse_unused("normalize_tokens", fix="set normalize to constant")
         return self
+
+    @property
+    def replaced_groups_limit(self) -> int:
+        """Maximum number of replaced groups in a step; 0 if no group is replaced."""
+        limit = self.max_replaced_groups or 4 * self.groups
+        return limit if self.replace_uninformative else 0

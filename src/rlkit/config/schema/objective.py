@@ -36,18 +36,14 @@ class CustomLoss(LocalLoss):
     """`package.module:name` or `file.py:name` of a function from (data, log-probabilities) to (loss, metrics)."""
 
 
-_UNSUPPORTED = {
-    "stable_reinforce": "it needs data about the sampling of each token that rlkit does not record; "
-    "use cispo or ppo for off-policy data",
-}
-
-
 def _check_supported(value: object) -> object:
-    """Reject losses of the Tinker service that rlkit does not support, with the reason."""
-    name = value.get("name") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  a file may contain anything
-    if isinstance(name, str) and name in _UNSUPPORTED:
-        raise ValueError(f"{name} is not supported: {_UNSUPPORTED[name]}")
-    return value  # pyright: ignore[reportUnknownVariableType]  the table checks it
+    """Reject the loss of the Tinker service that rlkit does not support, with the reason."""
+    match value:
+        case {"name": "stable_reinforce"}:
+            reason = "it needs data about the sampling of each token that rlkit does not record"
+            raise ValueError(f"stable_reinforce is not supported: {reason}; use cispo or ppo for off-policy data")
+        case _:
+            return value
 
 
 def expand_name(value: str) -> dict[str, str]:

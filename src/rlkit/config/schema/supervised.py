@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -16,26 +17,16 @@ from rlkit.config.schema.envs import EnvConfig
 DEMONSTRATIONS = "demonstrations"
 """Name of the built-in environment of conversations."""
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    ">": operator.gt,
-    "<=": operator.le,
-    "<": operator.lt,
-    "==": operator.eq,
-}
+_COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt, "==": operator.eq}
 
 
 def parse_condition(text: str) -> Callable[[float], bool]:
     """Return the test of a reward that a condition describes, such as `>= 1`; raise ValueError if it is none."""
     match = re.fullmatch(r"\s*(>=|<=|==|>|<)(.+)", text)
-    try:
-        limit = float(match[2]) if match else math.nan
-    except ValueError:
-        limit = math.nan
-    if match is None or not math.isfinite(limit):
-        raise ValueError(f"{text!r} is not a condition such as '>= 1'")
-    compare = _COMPARISONS[match[1]]
-    return lambda reward: compare(reward, limit)
+    with suppress(ValueError):
+        if match is not None and math.isfinite(limit := float(match[2])):
+            return lambda reward: _COMPARISONS[match[1]](reward, limit)
+    raise ValueError(f"{text!r} is not a condition such as '>= 1'")
 
 
 def _as_list(value: object) -> object:

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from rlkit._util.sections import Positive, Section
 from rlkit.config.schema.operation import PricesConfig
 
+_SAMPLER_PATH = "a path of the form tinker://…/sampler_weights/…"
+
 
 class KLPenaltyConfig(Section):
     """Penalty on each sampled token, proportional to its log-probability ratio to a reference model. It costs a pass of
@@ -27,9 +29,7 @@ class KLPenaltyConfig(Section):
         if not self.coefficient:
             self.refuse_unused("discount", "reference", fix="set coefficient above 0")
         if self.reference != "base" and not _is_sampler_path(self.reference):
-            raise ValueError(
-                f"reference: {self.reference!r} is neither base nor a path of the form tinker://…/sampler_weights/…"
-            )
+            raise ValueError(f"reference: {self.reference!r} is neither base nor {_SAMPLER_PATH}")
         return self
 
 
@@ -63,7 +63,7 @@ class TeacherConfig(Section):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if self.checkpoint is not None and not _is_sampler_path(self.checkpoint):
-            raise ValueError(f"checkpoint: {self.checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
+            raise ValueError(f"checkpoint: {self.checkpoint!r} is not {_SAMPLER_PATH}")
         if self.last_step is not None and self.last_step < self.first_step:
             raise ValueError(f"last_step: {self.last_step} is before first_step, {self.first_step}")
         return self

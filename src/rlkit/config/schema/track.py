@@ -33,9 +33,8 @@ BUILT_IN = {
 @cache
 def tracker_paths() -> Mapping[str, str]:
     """Return `module:Class` of each installed tracker by name."""
-    return BUILT_IN | {
-        point.name: point.value for point in entry_points(group="rlkit.trackers") if point.name not in BUILT_IN
-    }
+    installed = {point.name: point.value for point in entry_points(group="rlkit.trackers")}
+    return BUILT_IN | installed | BUILT_IN  # a package replaces none of rlkit's
 
 
 def load_tracker_class(name: str) -> Any:  # trackers are above the configuration

@@ -41,6 +41,7 @@ async def open_model(
     name: str,
     *,
     checkpoint: str | None = None,
+    chat: ChatFormat | None = None,
     renderer: str | None = None,
     with_weights: bool,
     note: Callable[[str], None] = lambda message: None,
@@ -49,6 +50,7 @@ async def open_model(
 
     Args:
         checkpoint: path of sampler weights of the model; None for those in `name`.
+        chat: format of its conversations; None for that of `renderer`.
         renderer, with_weights, note: as of `chat_format` and `load_tokenizer`.
     """
     from rlkit.chat.renderers import chat_format
@@ -56,7 +58,8 @@ async def open_model(
 
     is_path = name.startswith("tinker://")
     model = await service.model_of(name) if is_path else name
-    tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=with_weights, note=note))
-    chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=renderer))
+    if chat is None:
+        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=with_weights, note=note))
+        chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=renderer))
     sampler = await service.sampler(model=model, checkpoint=checkpoint or (name if is_path else None))
     return ServedModel(model, sampler, chat, await service.context_tokens(model))
