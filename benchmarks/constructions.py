@@ -50,7 +50,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("problem", choices=["circle_packing", *AUTOCORRELATIONS, "kissing", "no_isosceles"])
     parser.add_argument("--circles", type=int, default=26)
-    parser.add_argument("--region", choices=["square", "rectangle"], default="square")
+    parser.add_argument("--region", choices=["square", "rectangle", "circle"], default="square")
     parser.add_argument("--size", type=int, help="dimension of the vectors, or side of the grid")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -12,9 +12,9 @@ Work, on the default model with LoRA adapters of rank 32:
     train/g    the same for 6 groups of 8 with a common prompt: 80 tokens, then 20    against a padded step of peft
     streams    1, 8 and 64 sequences after prompts of 13 tokens; time from the second token on      with `--streams`
 
-With `--streams` only the streams run, for each of `--base-weights` (the model's own, int8, nf4), with the adapter, and
-with `--peer llama.cpp` a server of llama.cpp with the model in float16, `--gguf FILE`. It is the package xllamacpp
-(`uv run --with xllamacpp python benchmarks/engine.py …`) or the `llama-server` of `--llama-server` or PATH.
+With `--streams` only the streams run, for each of `--base-weights` (the model's own, int8, nf4), with an adapter and
+without, and with `--peer llama.cpp` a server of llama.cpp with the model in float16, `--gguf FILE`. It is the package
+xllamacpp (`uv run --with xllamacpp python benchmarks/engine.py …`) or the `llama-server` of `--llama-server` or PATH.
 
 `http` is `groups` through a server and the tinker SDK, compared with direct calls to the engine, and the round-trip
 time of a request that computes nothing.

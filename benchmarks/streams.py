@@ -30,12 +30,12 @@ def prompt(seed: int, vocab: int) -> np.ndarray:
 
 
 def engine(directory: Path, base_weights: str) -> dict[str, float]:
-    """Measure the engine with an adapter."""
+    """Measure the engine with an adapter, and without one as llama.cpp."""
     from rlkit.engine.decode.decoder import Decoder
     from rlkit.engine.decode.requests import SampleRequest, StopRule
     from rlkit.engine.decode.token_sampling import DrawSettings
     from rlkit.engine.kernels.threads import Lanes
-    from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
+    from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter, make_sampling_weights
     from rlkit.engine.model.weights import load_weights
     from rlkit.engine.training.learner import Learner
     from rlkit.engine.training.losses import make_loss
@@ -46,7 +46,7 @@ def engine(directory: Path, base_weights: str) -> dict[str, float]:
     vocab = weights.config.vocab_size
     adapter = make_adapter(weights.config, LoraSettings(RANK, train_unembed=False), seed=0)
 
-    def sample(count: int, new: int) -> float:
+    def sample(count: int, new: int, adapter: Adapter | None) -> float:
         start = time.perf_counter()
         decoder = Decoder(make_sampling_weights(weights, adapter, lanes.run), lanes)
         version_s = time.perf_counter() - start
@@ -60,9 +60,10 @@ def engine(directory: Path, base_weights: str) -> dict[str, float]:
             decoder.step()
         return tokens / (time.perf_counter() - start)
 
-    sample(2, 2)
+    sample(2, 2, adapter)
     for count, new in STREAMS.items():
-        results[f"{count} streams"] = max(sample(count, new) for _ in range(2))
+        for used, name in ((None, "base model"), (adapter, "adapter")):
+            results[f"{count} streams, {name}"] = max(sample(count, new, used) for _ in range(2))
     results["GiB sampling"] = _peak_gib()
     learner, examples = Learner(weights, adapter, lanes), list[Example]()
     for seed in range(TRAINED):

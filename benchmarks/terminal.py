@@ -28,6 +28,7 @@ os.environ["HARBOR_TELEMETRY"] = "0"
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
 
+    from rlkit.policy import Policy
     from rlkit.rollout.recorder import RecordingPolicy
 
 OPENING_TOKENS = 1500
@@ -112,12 +113,9 @@ def replies(turns: int, *, tokens: int) -> list[str]:
 async def run_rlkit(task: Path, script: Path, reply_texts: Sequence[str]) -> dict[str, float]:
     from harbor.models.trial.config import AgentConfig
 
-    from rlkit.envs.harbor.agents.policy_registry import register_policy
-
     policy, chat = timed_policy(task.parent / "model", reply_texts)
-    with register_policy(policy) as key:
-        agent = AgentConfig(import_path="rlkit.envs.harbor.agents.agent:RLTerminus2", kwargs={"policy": key})
-        row = await trial(task, agent)
+    agent = AgentConfig(import_path="rlkit.envs.harbor.agents.terminus:PolicyTerminus2")
+    row = await trial(task, agent, policy)
     turns, sequences, recorded_turns = policy.turns, list[list[int]](), list[dict[str, object]]()
     for text, turn in zip(reply_texts, turns, strict=True):
         before = [] if turn.parent is None else sequences[turn.parent]
@@ -142,7 +140,7 @@ async def run_harbor(task: Path, script: Path, reply_texts: Sequence[str]) -> di
     return await trial(task, AgentConfig(import_path="stock_agent:StockTerminus2", model_name="m", kwargs=options))
 
 
-async def trial(task: Path, agent: AgentConfig) -> dict[str, float]:
+async def trial(task: Path, agent: AgentConfig, policy: Policy | None = None) -> dict[str, float]:
     from harbor.models.trial.config import EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
@@ -153,6 +151,8 @@ async def trial(task: Path, agent: AgentConfig) -> dict[str, float]:
         environment=EnvironmentConfig(import_path="rlkit.envs.harbor.sandbox:LocalSandbox"),
     )
     harbor_trial = await Trial.create(config)
+    if policy is not None:
+        harbor_trial.agent.policy = policy
     started = time.process_time()
     result = await harbor_trial.run()
     cpu_s = time.process_time() - started

@@ -58,7 +58,7 @@ from rlkit.tools.export_episodes import export_episodes
 MIB = 2**20
 POLLING_S = 20.0
 LIMIT_S = 60
-TRAINING_STEPS = 8
+TRAINING_STEPS = 16
 EXAMPLE = Path(__file__).parents[1] / "examples" / "arithmetic.yaml"
 INSPECT = ("uv", "run", "--quiet", "--isolated", "--no-project", "--with", "inspect-ai", "inspect")
 
@@ -280,24 +280,23 @@ def train(browser: Browser, *, is_watched: bool) -> tuple[float, float]:
     Returns:
         Seconds of its steps, and the server's share of the time of all processors.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = Path(folder) / "training"
+        server = stack.enter_context(serve_runs(Path(folder))) if is_watched else None
+        visitor = Visitor(browser, server.link) if server is not None else None
+        if visitor is not None:  # starting a browser's page costs time, too, but no training waits for it
+            visitor.load("/", f"{IS_IDLE} && document.querySelector('h1')")
         command = [sys.executable, "-m", "rlkit", "train", str(EXAMPLE), f"steps={TRAINING_STEPS}", "eval.every=0"]
         environment = {**os.environ, "RLKIT_RUNS_DIR": folder}
-        with (
-            ExitStack() as stack,
-            subprocess.Popen([*command, f"name={run.name}"], env=environment, stdout=PIPE, stderr=STDOUT) as process,
-        ):
+        with subprocess.Popen([*command, f"name={run.name}"], env=environment, stdout=PIPE, stderr=STDOUT) as process:
             while process.poll() is None and not (run / "run.json").exists():
                 time.sleep(0.1)
-            server, share = stack.enter_context(serve_runs(run)) if is_watched else None, 0.0
-            if server is not None:
-                Visitor(browser, server.link).load(f"/run/{run.name}", "document.querySelector('.run-head')")
-                began_s, cpu_s = time.perf_counter(), server.cpu_s
-                output, _ = process.communicate()
-                share = (server.cpu_s - cpu_s) / (time.perf_counter() - began_s) / len(os.sched_getaffinity(0))
-            else:
-                output, _ = process.communicate()
+            if visitor is not None:
+                visitor.go(f"/run/{run.name}", "document.querySelector('.run-head')")
+            began_s, cpu_s = time.perf_counter(), server.cpu_s if server is not None else 0.0
+            output, _ = process.communicate()
+            taken_s = 0.0 if server is None else server.cpu_s - cpu_s
+            share = taken_s / (time.perf_counter() - began_s) / len(os.sched_getaffinity(0))
         if process.returncode:
             sys.exit(output.decode())
         lines = (run / "metrics.jsonl").read_text().splitlines()
