@@ -36,6 +36,14 @@ def test_importing_rlkit_is_cheap_and_loads_no_heavy_library() -> None:
     assert report["peak_mib"] <= 60
 
 
+def test_the_loop_loads_nothing_that_computes() -> None:
+    # A run on a hosted service needs no kernels; compiling packages take longer to import than rlkit.
+    code = "import json, sys, rlkit.training.trainer, rlkit.tinker_client.sdk; print(json.dumps(sorted(sys.modules)))"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = json.loads(completed.stdout)
+    assert not [name for name in ("numba", "transformers", "rlkit.engine.kernels") if name in modules]
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     assert not hasattr(rlkit, "nonsense")
 

@@ -13,8 +13,8 @@ import tinker
 import torch
 
 from rlkit.engine.model.matrices import PackedMatrix, matmul, pack
-from rlkit.engine.model.model_files import find_model
-from rlkit.engine.model.quantisation import QUANTISATIONS, dequantise, split_base_name
+from rlkit.engine.model.model_files import QUANTISATIONS, find_model, split_base_name
+from rlkit.engine.model.quantisation import dequantise
 from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
 from tests.limits import HANG_S

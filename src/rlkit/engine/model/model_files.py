@@ -21,7 +21,6 @@ from rlkit._util.paths import cache_dir, expand_user
 from rlkit._util.threads import call_within
 from rlkit.engine.model import wheel
 from rlkit.engine.model.config import read_config
-from rlkit.engine.model.quantisation import split_base_name
 from rlkit.engine.model.wheel import Progress
 from rlkit.errors import MissingError, UsageError
 
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "find_model", "load_tokenizer", "resolve_model"]
 
+QUANTISATIONS = ("int8", "nf4")
+"""Suffixes of a base model's name after @, which quantise the matrices of its layers."""
+
 # A hub that does not answer in this time counts as unreachable; huggingface_hub itself would retry for minutes.
 HUB_PROBE_TIMEOUT_S = 4.0
 
@@ -37,6 +39,12 @@ _MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"]
 _SHOWN_CHARACTERS = 200
 _IGNORED_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
+
+
+def split_base_name(name: str) -> tuple[str, str | None]:
+    """Return the model's name and the quantisation of `MODEL@int8` or `MODEL@nf4`; None without such a suffix."""
+    model, _, suffix = name.rpartition("@")
+    return (model, suffix) if model and suffix in QUANTISATIONS else (name, None)
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> Path:

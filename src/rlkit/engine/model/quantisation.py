@@ -13,16 +13,7 @@ from rlkit.engine.kernels.cpu_kernels import NF4_BLOCK
 from rlkit.engine.kernels.llvm import NF4_VALUES
 from rlkit.errors import UsageError
 
-QUANTISATIONS = ("int8", "nf4")
-"""Suffixes of a base model's name after @, which quantise the matrices of its layers."""
-
 _INT8_MAX = 127
-
-
-def split_base_name(name: str) -> tuple[str, str | None]:
-    """Return the model's name and the quantisation of `MODEL@int8` or `MODEL@nf4`; None without such a suffix."""
-    model, _, suffix = name.rpartition("@")
-    return (model, suffix) if model and suffix in QUANTISATIONS else (name, None)
 
 
 def quantise(transposed: Tensor, quantisation: str) -> tuple[Tensor, Tensor]:

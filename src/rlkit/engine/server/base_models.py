@@ -19,7 +19,7 @@ import torch
 
 from rlkit._util.threads import DaemonThreadPool
 from rlkit.engine.model.config import ModelConfig, read_config
-from rlkit.engine.model.quantisation import split_base_name
+from rlkit.engine.model.model_files import split_base_name
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.server.futures import NotReady
 
