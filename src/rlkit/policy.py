@@ -202,6 +202,10 @@ class Policy(ABC):
         request = ChatRequest(messages, tools, forced, max_tokens, temperature, min_reply_tokens, context_tokens, stop)
         return await self._respond(request)
 
+    async def count_tokens(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> int:
+        """Return the number of tokens of the prompt of `chat`, and record nothing; errors as in `chat`."""
+        raise EnvironmentFault("count_tokens(): only the server of this policy's model knows its tokens")
+
 
 class _RoleHandle(Policy):
     """A role of a policy. Its requests are those of the policy, which records them under the role."""
@@ -224,6 +228,10 @@ class _RoleHandle(Policy):
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
         opponent = self._opponent if request.opponent is None else request.opponent
         return await self._policy._respond(replace(request, role=request.role or self._role, opponent=opponent))
+
+    @override
+    async def count_tokens(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> int:
+        return await self._policy.count_tokens(messages, tools=tools)
 
 
 class Sampler(Protocol):

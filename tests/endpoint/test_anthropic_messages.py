@@ -14,7 +14,7 @@ from anthropic import AsyncAnthropic
 from anthropic.types import MessageParam, ToolParam
 
 import rlkit
-from rlkit.endpoint import Endpoint, http_responses
+from rlkit.endpoint import Endpoint, http_responses, open_endpoint
 from rlkit.errors import ServiceError
 from rlkit.policy import Limits
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
@@ -225,6 +225,57 @@ def test_blocks_of_other_models_and_images_are_read() -> None:
     ]
 
 
+THINKING: Any = {"type": "enabled", "budget_tokens": 1024}
+
+
+@pytest.mark.parametrize("keeps_thinking", [True, False])
+def test_counted_tokens_are_those_of_the_next_prompt(keeps_thinking: bool) -> None:
+    chat = ByteChat()
+    chat.keeps_thinking = keeps_thinking
+    policy = ScriptedPolicy(REPLIES, chat=chat, limits=Limits(max_turns=len(REPLIES)))
+
+    async def work(client: AsyncAnthropic) -> None:
+        messages: list[MessageParam] = [BEGIN]
+        settings: Any = {"model": "m", "system": "Be brief.", "tools": [ADD], "thinking": THINKING}
+        for count in range(len(REPLIES)):
+            counted = await client.messages.count_tokens(messages=messages, **settings)
+            beta = await client.beta.messages.count_tokens(messages=messages, **settings)
+            assert len(policy.turns) == count
+            message = await client.messages.create(messages=messages, max_tokens=200, **settings)
+            assert counted.input_tokens == beta.input_tokens == message.usage.input_tokens
+            messages += [{"role": "assistant", "content": message.content}, BEGIN]
+        assert (await client.messages.count_tokens(messages=messages, **settings)).input_tokens > 0
+
+    play(policy, work)
+    assert len(policy.turns) == len(REPLIES)
+
+
+def test_tokens_are_counted_beyond_the_context_and_without_the_agents_turns() -> None:
+    async def main() -> int:
+        policy = ScriptedPolicy([], limits=Limits(context_tokens=5))
+        async with open_endpoint(policy, max_turns=0) as endpoint, connect(endpoint) as client:
+            counted = await client.messages.count_tokens(model="m", messages=[BEGIN])
+            assert endpoint.limit is None
+            return counted.input_tokens
+
+    assert asyncio.run(main()) == len(ByteChat().render([{"role": "user", "content": "begin"}]))
+
+
+def test_a_conversation_that_cannot_be_counted_is_an_error_and_no_failure_of_the_rollout() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+
+    async def work(client: AsyncAnthropic) -> None:
+        messages: Any = [{"role": "user", "content": [image]}]
+        with pytest.raises(anthropic.BadRequestError, match="ByteChat renders text only"):
+            await client.messages.count_tokens(model="m", messages=messages)
+        with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+            await client.messages.count_tokens(model="m", messages=[BEGIN], tools=[ADD], tool_choice={"type": "any"})
+        await client.messages.create(model="m", max_tokens=9, messages=[BEGIN])
+
+    play(policy := ScriptedPolicy(["fine"]), work)
+    assert len(policy.turns) == 1
+
+
 FILE = {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}
 
 
@@ -310,12 +361,13 @@ def test_a_key_reaches_its_own_rollout_and_paths_are_few() -> None:
         async with ScriptedPolicy([]).endpoint() as endpoint, connect(endpoint) as client:
             assert [model.id async for model in client.models.list()] == ["policy"]
             with pytest.raises(anthropic.NotFoundError) as missing:
-                await client.messages.count_tokens(model="m", messages=[BEGIN])
+                await client.messages.batches.list()
             assert read_error(missing.value)["type"] == "not_found_error"
             stranger = client.with_options(api_key="wrong")
             for request in (
                 stranger.models.list(),
                 stranger.messages.create(model="m", max_tokens=9, messages=[BEGIN]),
+                stranger.messages.count_tokens(model="m", messages=[BEGIN]),
             ):
                 with pytest.raises(anthropic.AuthenticationError) as rejected:
                     await request

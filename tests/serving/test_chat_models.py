@@ -94,6 +94,10 @@ def test_a_client_of_anthropic_gets_the_same_reply(engine: EngineServer, byte_mo
         assert [listed.id for listed in other.models.list()] == [model]
         message = other.messages.create(model=model, messages=ASK, max_tokens=24, extra_body=body)
         assert "".join(block.text for block in message.content if block.type == "text") == ask(client, model)
+        counted = other.messages.count_tokens(model=model, messages=ASK)
+        assert counted.input_tokens == message.usage.input_tokens
+        with pytest.raises(anthropic.NotFoundError):
+            other.messages.count_tokens(model="nobody/no-such-model", messages=ASK)
 
 
 def test_an_engine_without_the_extension_has_no_chats(tmp_path: Path) -> None:

@@ -44,14 +44,15 @@ type FindSession = Callable[[str], Session]  # returns the session of an API key
 
 
 def make_routes(find_session: FindSession, list_models: Callable[[], Sequence[str]]) -> list[Route]:
-    """Return the routes of all protocols, and the one that lists the names of models."""
+    """Return the routes of all protocols, and those that list the names of models and count Anthropic's tokens."""
 
     async def list_all(_: Session, request: Request) -> Response:
         models = [{"id": name, **_MODEL, "display_name": name} for name in list_models()]
         return JSONResponse({"object": "list", "data": models, "has_more": False})
 
     exchanges = [("POST", cls.path, partial(_answer, cls)) for cls in EXCHANGES]
-    routes = [("GET", "/v1/models", list_all), *exchanges]
+    counting = ("POST", f"{AnthropicMessage.path}/count_tokens", _count_tokens)
+    routes = [("GET", "/v1/models", list_all), counting, *exchanges]
     return [Route(path, _with_session(find_session, answer), methods=[method]) for method, path, answer in routes]
 
 
@@ -100,6 +101,11 @@ async def _answer(protocol: type[Exchange], session: Session, request: Request) 
     finally:
         if not is_streaming:
             replies.cancel()
+
+
+async def _count_tokens(session: Session, request: Request) -> Response:
+    exchange = parse_body(await _read_body(request, session), AnthropicMessage)
+    return JSONResponse({"input_tokens": await session.count_tokens(exchange)})
 
 
 async def _stream(exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]) -> AsyncGenerator[str]:

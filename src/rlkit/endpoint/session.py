@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, override
 
@@ -41,6 +41,10 @@ class ChatPolicy(Protocol):
         """Return the assistant's next message."""
         ...
 
+    async def count_tokens(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> int:
+        """Return the number of tokens of the prompt of `chat`."""
+        ...
+
 
 class Session(ABC):
     """Requests that share a context and their conversations."""
@@ -49,7 +53,7 @@ class Session(ABC):
         self._context = contextvars.copy_context()
         self._max_turns = max_turns
         self._turn_count = 0
-        self._tasks = set[asyncio.Task[Reply]]()
+        self._tasks = set[asyncio.Task[Reply | int]]()
         self._is_closed = False
         self._conversations = OrderedDict[str, Sequence[Message]]()
         self._arriving_bytes = 0
@@ -93,21 +97,19 @@ class Session(ABC):
                 self._conversations.popitem(last=False)
         return replies
 
-    async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
+    async def count_tokens(self, exchange: Exchange) -> int:
+        """Return the tokens of a request's prompt, which is no turn; raise Rejection if there is no prompt."""
+        call, policy = exchange.make_call(self._conversations), await self.find_policy(exchange.model)
+        try:
+            return await self._run(lambda: policy.count_tokens(_complete_messages(call.messages), tools=call.tools))
+        except RlkitError as error:
+            raise explain(error) from error
+
+    async def _run[T: Reply | int](self, start: Callable[[], Coroutine[object, object, T]]) -> T:
+        """Do the work of a request in the context of the rollout; raise `_END` if the rollout ends before it."""
         if self._is_closed:
             raise _END
-        self._turn_count += 1
-        if self._max_turns is not None and self._turn_count > self._max_turns:
-            self.limit = self.limit or LimitReached(f"the agent used all {self._max_turns} turns (max_turns)")
-            raise self.limit
-        reply = policy.chat(
-            _complete_messages([*call.instructions, *call.messages]),
-            tools=call.tools,
-            max_tokens=call.max_tokens,
-            temperature=call.temperature,
-            stop=call.stop,
-        )
-        task = asyncio.create_task(reply, context=self._context.copy())
+        task = asyncio.create_task(start(), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -116,18 +118,34 @@ class Session(ABC):
             if self._is_closed:
                 raise _END from None
             raise
+        except (LimitReached, ServiceError, MissingError, EnvironmentFault):
+            raise
+        except Exception as error:  # chat formats may raise any for an order of roles that they do not know
+            raise EnvironmentFault(f"the agent's messages have no reply: {error}") from error
+        finally:
+            task.cancel()  # if the client is gone
+
+    async def _chat(self, policy: ChatPolicy, call: Call) -> Reply:
+        self._turn_count += 1
+        if self._max_turns is not None and self._turn_count > self._max_turns:
+            self.limit = self.limit or LimitReached(f"the agent used all {self._max_turns} turns (max_turns)")
+            raise self.limit
+        try:
+            return await self._run(
+                lambda: policy.chat(
+                    _complete_messages([*call.instructions, *call.messages]),
+                    tools=call.tools,
+                    max_tokens=call.max_tokens,
+                    temperature=call.temperature,
+                    stop=call.stop,
+                )
+            )
         except LimitReached as error:
             self.limit = self.limit or error
             raise
         except (ServiceError, MissingError, EnvironmentFault) as error:
             self.fault = self.fault or error
             raise
-        except Exception as error:  # chat formats may raise any for an order of roles that they do not know
-            fault = EnvironmentFault(f"the agent's messages have no reply: {error}")
-            self.fault = self.fault or fault
-            raise fault from error
-        finally:
-            task.cancel()  # if the client is gone
 
     async def close(self) -> None:
         """Cancel the running requests."""

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
 from typing import cast, override
 
 import numpy as np
@@ -82,7 +81,7 @@ class RecordingPolicy(Policy):
             return await self._respond_to_chat(request)
         prompt = request.prompt
         if isinstance(prompt, str):
-            prompt = await self._tokenize(request, len(prompt), self._chat.encode, prompt)
+            prompt = await self._tokenize(self._context(request), len(prompt), self._chat.encode, prompt)
         sampling = self._merge_settings(request.max_tokens, request.temperature, request.stop)
         segment = await self._complete(as_prompt(prompt), sampling, request)
         text = self._chat.decode(segment.turn.completion)
@@ -97,9 +96,7 @@ class RecordingPolicy(Policy):
             sampling = replace(sampling, stop=self._chat.stop)
         if request.stop and all(isinstance(stop, str) for stop in sampling.stop or ()):
             sampling = replace(sampling, stop=(*(sampling.stop or ()), *request.stop))  # services take only one kind
-        earlier = self._segments.find(messages, tools)
-        chars = _count_chars([*messages, *tools])
-        prompt, is_rendered = await self._tokenize(request, chars, self._segments.render, earlier, messages, tools)
+        earlier, prompt, is_rendered = await self._render(messages, tools, self._context(request))
         segment = await self._complete(prompt, sampling, request, earlier)
         parsed = self._chat.parse(segment.turn.completion)
         content = parsed.message["content"]
@@ -119,6 +116,18 @@ class RecordingPolicy(Policy):
         return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed_tool_calls, stop_text)
 
     @override
+    async def count_tokens(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> int:
+        _, prompt, _ = await self._render(messages, tools, self._limits.context_tokens)
+        return len(prompt)
+
+    async def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], context: int | None
+    ) -> tuple[Segment | None, Prompt, bool]:
+        """Return the segment that a conversation continues, its prompt, and whether that may equal the rendering."""
+        earlier, chars = self._segments.find(messages, tools), _count_chars([*messages, *tools])
+        return earlier, *await self._tokenize(context, chars, self._segments.render, earlier, messages, tools)
+
+    @override
     def demonstrate(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), trained: Sequence[int] | None = None
     ) -> None:
@@ -129,7 +138,7 @@ class RecordingPolicy(Policy):
             if context is not None and len(prompt) + len(tokens) > context:
                 length = len(prompt) + len(tokens)
                 raise EnvironmentFault(f"a conversation of {length} tokens does not fit the context of {context}")
-            ones, unknown = _ones(len(tokens).bit_length())[: len(tokens)], np.full(len(tokens), np.nan, np.float32)
+            ones, unknown = np.ones(len(tokens), np.bool_), np.full(len(tokens), np.nan, np.float32)
             turn = self._segments.add(Turn(prompt, tokens, unknown, ones, "stop", version)).turn
             self._turns[-1] = replace(turn, messages=new_messages(messages[: index + 1], turn, self._turns))
 
@@ -160,8 +169,6 @@ class RecordingPolicy(Policy):
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
-        if max_tokens is temperature is stop is None:  # usually
-            return run
         if isinstance(stop, str):
             stop = (stop,)
         return replace(
@@ -176,11 +183,8 @@ class RecordingPolicy(Policy):
         limits = self._limits.context_tokens, request.context_tokens if isinstance(request, ChatRequest) else None
         return min([limit for limit in limits if limit is not None], default=None)
 
-    async def _tokenize[*Ts, T](
-        self, request: SampleRequest | ChatRequest, chars: int, function: Callable[[*Ts], T], *args: *Ts
-    ) -> T:
+    async def _tokenize[*Ts, T](self, context: int | None, chars: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call a function that tokenises a text, in a thread if it is long; raise ContextFull if it cannot fit."""
-        context = self._context(request)
         if context is not None and chars > context * _TOKEN_CHARS:
             raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {context} tokens")
         if chars <= INLINE_CHARS:
@@ -282,21 +286,10 @@ def _forced_piece(tokens: Tokens) -> _Piece:
 
 
 def _sampled_piece(completion: Completion) -> _Piece:
-    count = len(completion.tokens)
-    return completion.tokens, completion.logprobs, _ones(count.bit_length())[:count]
-
-
-@cache
-def _ones(bits: int) -> Bools:
-    """Return a read-only array of 2^bits ones, shared by all completions without forced tokens."""
-    ones = np.ones(1 << bits, np.bool_)
-    ones.flags.writeable = False
-    return ones
+    return completion.tokens, completion.logprobs, np.ones(len(completion.tokens), np.bool_)
 
 
 def _join_pieces(pieces: Sequence[_Piece]) -> _Piece:
-    if len(pieces) == 1:
-        return pieces[0]
     tokens, logprobs, sampled = zip(*pieces, strict=True)
     return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(sampled)
 
