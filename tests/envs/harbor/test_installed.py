@@ -24,9 +24,10 @@ import pytest
 from harbor.agents.factory import AgentFactory
 from harbor.environments.base import ExecResult
 from harbor.models.agent.name import AgentName
-from harbor.models.trial.config import EnvironmentConfig
+from harbor.models.trial.config import AgentConfig, EnvironmentConfig
 
 from rlkit._util import threads
+from rlkit.endpoint import Endpoint
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.agents import installed
 from rlkit.envs.harbor.sandbox import LocalSandbox
@@ -702,6 +703,11 @@ def find_options(name: str, kwargs: Mapping[str, Json]) -> object:
         ({"name": "code-puppy", "kwargs": {"base_url": "http://x"}}, "agent_kwargs: base_url has the address or key"),
         ({"name": "kimi-cli", "kwargs": {"api_key": "x"}}, "agent_kwargs: api_key has the address or key of the roll"),
         ({"name": "grok-build", "kwargs": {"grok_config": {"model": 3}}}, "agent_kwargs: grok_conf"),
+        ({"name": "mini-swe-agent", "env": {"MSWEA_API_KEY": "x"}}, "agent_env: mini-swe-agent would prefer MSWEA_API"),
+        ({"name": "code-puppy", "env": {"CODE_PUPPY_API_KEY": "x"}}, "agent_env: code-puppy would prefer CODE_PUPPY"),
+        ({"name": "claude-code", "env": {"ANTHROPIC_AUTH_TOKEN": "x"}}, "agent_env: claude-code would prefer ANTHROP"),
+        ({"name": "aider", "env": {"AIDER_API_KEY": "openai=x"}}, "agent_env: aider would prefer AIDER_API_KEY to the"),
+        ({"name": "vibe", "env": {"VIBE_API_BASE": "http://x"}}, "agent_env: vibe would prefer VIBE_API_BASE to the"),
         ({"name": "shell", "env": {"A": "b"}}, "agent_env has no effect on the shell agent"),
     ],
 )
@@ -712,6 +718,23 @@ def test_a_mistake_about_an_agent_is_one_line(
     with pytest.raises(UsageError, match=message) as caught:
         Agent(**options)  # type: ignore[arg-type]  as a configuration gives them
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [*filter(installed.find_model_name, AgentFactory.registered_names())])
+def test_a_variable_that_harbor_would_prefer_to_the_endpoints_is_a_mistake(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "the user's own")  # hermes needs one
+    spec = AgentFactory.get_agent_class(AgentName(name)).MODEL_CONNECTION
+    endpoint = Endpoint("http://127.0.0.1", "the key of a rollout")
+    for variable in (*spec.api_key_envs, *spec.base_url_envs) if spec else ():
+        try:
+            fields = installed._make_fields(name, endpoint, {}, {variable: "other"})
+        except UsageError:
+            continue
+        connection = AgentFactory.create_agent_from_config(AgentConfig.model_validate(fields), Path()).model_connection
+        assert connection.api_key == endpoint.key
+        assert connection.configured_base_url in (endpoint.root, endpoint.url)
 
 
 def test_an_agent_in_a_container_needs_an_address_of_this_machine() -> None:

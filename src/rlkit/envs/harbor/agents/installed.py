@@ -51,13 +51,30 @@ class _Connection:
     model: str = "openai/policy"
     variables: Mapping[str, Json] = field(default_factory=dict[str, Json])
     options: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    rivals: tuple[str, ...] = ()  # variables that the agent would prefer to the endpoint's address or key
     host_variable: str | None = None  # of this process; Harbor does not start the agent without it
 
 
 _CONNECTIONS: Mapping[str, _Connection] = {
-    "aider": _Connection("openai/openai/policy"),  # it drops the first provider, and its library needs one
-    "claude-code": _Connection("claude-sonnet-4-5"),  # with others it puts system messages amid conversations
-    "code-puppy": _Connection(options={"base_url": "{url}"}),
+    "aider": _Connection(
+        "openai/openai/policy",  # it drops the first provider, and its library needs one
+        rivals=("AIDER_API_KEY", "AIDER_OPENAI_API_BASE", "AIDER_OPENAI_API_KEY"),
+    ),
+    "claude-code": _Connection(
+        "claude-sonnet-4-5",  # with others it puts system messages amid conversations
+        rivals=(
+            "ANTHROPIC_AUTH_TOKEN",
+            "AWS_BEARER_TOKEN_BEDROCK",
+            "CLAUDE_CODE_USE_BEDROCK",
+            "CLAUDE_CODE_USE_FOUNDRY",
+            "CLAUDE_CODE_USE_VERTEX",
+            "CLAUDE_FORCE_OAUTH",
+        ),
+    ),
+    "code-puppy": _Connection(options={"base_url": "{url}"}, rivals=("CODE_PUPPY_API_KEY",)),
+    "codex": _Connection(
+        rivals=("CODEX_ACCESS_TOKEN", "CODEX_API_KEY", "CODEX_AUTH_JSON_PATH", "CODEX_FORCE_AUTH_JSON")
+    ),
     "copilot-cli": _Connection(
         "gpt-5-mini",  # with names that it does not know it sends top_p
         {
@@ -65,9 +82,11 @@ _CONNECTIONS: Mapping[str, _Connection] = {
             "COPILOT_PROVIDER_API_KEY": "{key}",
             "COPILOT_OFFLINE": "true",
         },
+        rivals=("COPILOT_PROVIDER_BEARER_TOKEN", "COPILOT_PROVIDER_TYPE"),
     ),
     "deerflow": _Connection("openrouter/policy", {"OPENROUTER_API_KEY": "{key}"}, {"openrouter_base_url": "{url}"}),
     "eve": _Connection(options={"auto_env": False}),  # it would get all variables that its project names
+    "goose": _Connection(rivals=("GOOSE_PROVIDER",)),
     "grok-build": _Connection(
         options={"grok_config": {"model": {"policy": {"base_url": "{url}", "api_backend": "chat_completions"}}}}
     ),
@@ -78,6 +97,7 @@ _CONNECTIONS: Mapping[str, _Connection] = {
         {"KIMI_MODEL_BASE_URL": "{url}", "KIMI_MODEL_API_KEY": "{key}", "KIMI_MODEL_PROVIDER_TYPE": "openai"},
     ),
     "langgraph": _Connection(),
+    "mini-swe-agent": _Connection(rivals=("MSWEA_API_KEY",)),
     "nemo-agent": _Connection(options={"llm_type": "openai"}),
     "openclaw": _Connection(),
     "openhands": _Connection(  # it would prefer these to its other variables
@@ -88,9 +108,9 @@ _CONNECTIONS: Mapping[str, _Connection] = {
     "qwen-coder": _Connection(options={"base_url": "{url}", "api_key": "{key}"}),
     "swe-agent": _Connection(options={"per_instance_cost_limit": "0"}),  # it knows no price of the policy
     "trae-agent": _Connection(options={"top_p": "1"}),
-    "vibe": _Connection(options={"backend": "generic"}),
+    "vibe": _Connection(options={"backend": "generic"}, rivals=("VIBE_API_BASE", "VIBE_API_KEY_ENV", "VIBE_BACKEND")),
 }
-"""Agents that do not declare to Harbor how they take a base URL, or that need another name or an option for it."""
+"""Agents that do not declare to Harbor how they take a base URL, need another name or option, or have rivals."""
 
 _WITH_RUNNER = ("openhands-sdk", "strands")
 """Agents without a program, whose installation copies a runner beside their packages."""
@@ -152,6 +172,10 @@ def check_agent(name: str, kwargs: Mapping[str, Json], env: Mapping[str, str], *
 def _make_fields(name: str, endpoint: Endpoint, kwargs: Mapping[str, Json], env: Mapping[str, str]) -> dict[str, Json]:
     """Return Harbor's configuration of an agent; raise a UsageError if a user's setting replaces the connection."""
     connection = _CONNECTIONS.get(name, _Connection())
+    for variable in filter(env.__contains__, connection.rivals):
+        raise UsageError(
+            f"agent_env: {name} would prefer {variable} to the endpoint of the rollout's policy: leave it out"
+        )
     variables = {**endpoint.variables, **_fill_in(connection.variables, endpoint)}
     return {
         "name": name,
