@@ -19,7 +19,7 @@ from rlkit._util import threads
 from rlkit._util.stopwatch import request_wait
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_envs
-from rlkit.envs.harbor.agents.agent_end import AgentEnd, Reason
+from rlkit.envs.harbor.agents.agent import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
 from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _find_gravest_fault, agent_timeout_s

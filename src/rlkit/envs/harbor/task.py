@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, get_args
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
+from rlkit.envs.harbor.agents.agent import AgentEnd, join_ends
 from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, make_outcome
 from rlkit.envs.harbor.phases import GatePass, get_gates
 from rlkit.envs.harbor.settings import TrialSettings
@@ -26,7 +27,6 @@ from rlkit.types import Outcome
 if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
-    from rlkit.envs.harbor.agents.agent_end import AgentEnd
 
 _GRAVEST_FIRST: tuple[Cause | None, ...] = get_args(Cause.__value__)
 
@@ -63,7 +63,7 @@ class HarborTask(Env):
         def read(result: TrialResult, folder: Path) -> Outcome:
             excused_s = clock() - start_s - stopwatch.played_s
             outage_s = excused_s - gate_pass.waited_s
-            report = self._make_report(result, gate_pass, folder, agent.get_end(), outage_s=outage_s)
+            report = self._make_report(result, gate_pass, folder, join_ends(agent.ends), outage_s=outage_s)
             return make_outcome(report, settings.rules, settings.reward)
 
         with use_stopwatches({*current_stopwatches(), stopwatch}):

@@ -29,8 +29,7 @@ from harbor.utils.env import resolve_env_vars
 from rlkit._util.redaction import is_secret_name
 from rlkit.config.loading.nodes import from_python, merge, plain
 from rlkit.endpoint import Endpoint, open_endpoint
-from rlkit.envs.harbor.agents.agent import AgentAccess
-from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, sum_tallies
+from rlkit.envs.harbor.agents.agent import AgentAccess, AgentEnd, EnvironmentDown
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.policy import Policy
 from rlkit.types import Json
@@ -206,7 +205,7 @@ async def open_installed_agent(
     endpoint_host: str | None,
 ) -> AsyncGenerator[AgentAccess]:
     """Let an agent use a policy until the end of the block; errors as of `open_endpoint`."""
-    tallies = list[Tally]()
+    ends = list[AgentEnd]()
     async with open_endpoint(policy, host=endpoint_host, max_turns=max_turns) as endpoint:
         fields = _make_fields(name, endpoint, kwargs, env)
 
@@ -237,15 +236,15 @@ async def open_installed_agent(
             async def run_step(instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
                 port = urlsplit(endpoint.root).port or 0
                 forwarding = environment.forward_port(port) if isinstance(environment, _Forwarding) else nullcontext()
-                tallies.append(tally := Tally())
+                ends.append(end := AgentEnd())
                 if name == "openclaw" and not environment.capabilities.mounted:
                     agent.exec_as_agent = execute_with_logs  # pyright: ignore[reportAttributeAccessIssue]  it gives these
                 async with forwarding:
-                    await _run_to_limit(run(instruction, environment, context), policy, endpoint, tally)
+                    await _run_to_limit(run(instruction, environment, context), policy, endpoint, end)
 
             agent.install, agent.run = install_if_missing, run_step
 
-        yield AgentAccess(fields, lambda: sum_tallies(tallies), prepare)
+        yield AgentAccess(fields, ends, prepare)
 
 
 def _fill_in(template: Mapping[str, Json], endpoint: Endpoint) -> dict[str, Json]:
@@ -277,7 +276,7 @@ def _hide_variables_of_host(agent: BaseInstalledAgent) -> None:
 
 
 async def _run_to_limit(
-    running: Coroutine[object, object, None], policy: Policy, endpoint: Endpoint, tally: Tally
+    running: Coroutine[object, object, None], policy: Policy, endpoint: Endpoint, end: AgentEnd
 ) -> None:
     """Run the agent on one step of its task; after a limit, end it, and ignore its exit code.
 
@@ -297,16 +296,16 @@ async def _run_to_limit(
         failure = error
     finally:
         agent.cancel()
-        tally.count_turns(policy.turns[turn_count:])
+        end.count_turns(policy.turns[turn_count:])
         await asyncio.wait([agent])
     if endpoint.limit is not None:
-        tally.record_error(endpoint.limit)
-    elif not tally.turns:
+        end.record_error(endpoint.limit)
+    elif not end.turns:
         raise EnvironmentDown(f"the agent ended without a reply of its model: {failure or 'see its logs'}")
     elif failure is not None:
         raise failure
     else:
-        tally.record_end("completed", "the agent's program ended")
+        end.record("completed", "the agent's program ended")
 
 
 async def _skip_command(*_: object, **__: object) -> None:

@@ -15,6 +15,7 @@ from typing import Literal, cast, override
 from harbor.llms.base import BaseLLM, ContextLengthExceededError, LLMResponse, OutputLengthExceededError
 from harbor.models.metric import UsageInfo
 
+from rlkit.envs.harbor.agents.agent import limit_reply
 from rlkit.errors import ContextFull
 from rlkit.policy import Policy
 from rlkit.types import Message, Reply
@@ -73,10 +74,8 @@ class PolicyLLM(BaseLLM):
         super().__init__()
         self.policy = policy
         self._model_name = model_name
-        self._max_tokens = min(max_tokens or policy.max_tokens, policy.max_tokens)
         self._temperature = temperature
-        context = policy.context_tokens
-        reserved = self._max_tokens if context is None else min(self._max_tokens, max(context // 4, 1))
+        self._max_tokens, reserved = limit_reply(policy, max_tokens)
         self.reserve_tokens = reserve_tokens or reserved
         self._root = _ConversationNode()
         self._chars_per_token = _CHARS_PER_TOKEN

@@ -24,8 +24,7 @@ from pydantic import Field, model_validator
 
 from rlkit._util.json_values import safe_str
 from rlkit._util.sections import validate_fields
-from rlkit.envs.harbor.agents.agent import PolicyAgent
-from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally, count_tokens
+from rlkit.envs.harbor.agents.agent import AgentEnd, EnvironmentDown, PolicyAgent, count_tokens, limit_reply
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
     END_WORDS,
@@ -109,24 +108,24 @@ class ShellAgent(PolicyAgent, BaseAgent):
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        tally, turn_count = Tally(), len(self.policy.turns)
-        self.tallies.append(tally)
-        episode = _Episode(self.policy, environment, cast("ShellOptions", self.options), tally)
+        end, turn_count = AgentEnd(), len(self.policy.turns)
+        self.ends.append(end)
+        episode = _Episode(self.policy, environment, cast("ShellOptions", self.options), end)
         try:
             await episode.play(instruction)
         except (EnvironmentDown, UsageError, MissingError) as error:
-            tally.record_error(error)
+            end.record_error(error)
             raise
         except (LimitReached, ServiceError) as error:
-            tally.record_error(error)
+            end.record_error(error)
         except Exception as error:
             self.logger.exception("the agent's own code failed")
-            tally.record_error(error)
+            end.record_error(error)
         finally:
-            tally.count_turns(self.policy.turns[turn_count:])
+            end.count_turns(self.policy.turns[turn_count:])
             context.n_input_tokens, context.n_output_tokens = count_tokens(self.policy.turns, turn_count)
             context.n_cache_tokens = 0
-            context.metadata = {"end": tally.reason, "end_detail": tally.detail}
+            context.metadata = {"end": end.reason, "end_detail": end.detail}
             lines = "".join(f"{json.dumps(message)}\n" for message in episode.messages)
             write_record(self.logs_dir / TRANSCRIPT, lines.encode(), self.logger)
 
@@ -134,12 +133,10 @@ class ShellAgent(PolicyAgent, BaseAgent):
 class _Episode:
     """Conversation with the policy, and its shell."""
 
-    def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
+    def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, end: AgentEnd) -> None:
         self.messages: list[Message] = []
-        self._policy, self._environment, self._settings, self._tally = policy, environment, settings, tally
-        self._max_tokens = min(settings.max_tokens or policy.max_tokens, policy.max_tokens)
-        context = policy.context_tokens
-        self._room = self._max_tokens if context is None else min(self._max_tokens, max(context // 4, 1))
+        self._policy, self._environment, self._settings, self._end = policy, environment, settings, end
+        self._max_tokens, self._room = limit_reply(policy, settings.max_tokens)
         self._folder = ""
         self._mark = uuid.uuid4().hex
 
@@ -159,9 +156,9 @@ class _Episode:
                 return
             self.messages.append({"role": "user", "content": observation})
         if limit == 1:  # not truncated: a single command is the whole episode
-            self._tally.record_end("completed", "the agent used its only turn")
+            self._end.record("completed", "the agent used its only turn")
         else:
-            self._tally.record_end("max_turns", f"the agent used all {limit} turns (max_turns)")
+            self._end.record("max_turns", f"the agent used all {limit} turns (max_turns)")
 
     async def _execute(self, reply: Reply) -> str | None:
         """Execute a reply, and return the observation; None if the reply ends the episode."""
@@ -169,11 +166,11 @@ class _Episode:
             return f"(nothing was run: the reply was cut off after {len(reply.turn.completion)} tokens)"
         command = read_command(reply.text)
         if command is None:
-            self._tally.parse_errors += 1
+            self._end.parse_errors += 1
             return "(nothing was run: the reply holds no command)"
         if command in END_WORDS:
             detail = f"the model said {command!r}" if command else "the model said nothing more"
-            self._tally.record_end("completed", detail)
+            self._end.record("completed", detail)
             return None
         return await self._run(command)
 

@@ -36,8 +36,7 @@ from pydantic import Field
 
 from rlkit._util.json_values import safe_str
 from rlkit._util.sections import validate_fields
-from rlkit.envs.harbor.agents.agent import PolicyAgent
-from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally, count_tokens
+from rlkit.envs.harbor.agents.agent import AgentEnd, EnvironmentDown, PolicyAgent, Reason, count_tokens
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
@@ -91,7 +90,7 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
             raise UsageError(f"agent options.{name}: has no effect with a policy")
         defaults = {"record_terminal_session": False, "enable_summarize": False, "suppress_max_turns_warning": True}
         self._free_tokens = kwargs.get("proactive_summarization_threshold")
-        self._tally = Tally()
+        self._end = AgentEnd()
         self._is_truncated = False
         self._is_confirmed = False
         super().__init__(logs_dir, model_name or "policy", **cast("Any", {**defaults, **kwargs}))
@@ -140,25 +139,25 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
-        self._tally = tally = Tally()
-        self.tallies.append(tally)
+        self._end = end = AgentEnd()
+        self.ends.append(end)
         self._is_truncated = self._is_confirmed = False
         turn_count = len(self.policy.turns)
         try:
             await super().run(instruction, environment, context)
         except Exception as error:
-            tally.record_end("agent_error", f"{type(error).__name__}: {safe_str(error)}", error)
+            end.record("agent_error", f"{type(error).__name__}: {safe_str(error)}", error)
             raise
         finally:
             turns = self.policy.turns
-            tally.llm_s = sum(turn.seconds for turn in turns[turn_count:])
+            end.llm_s = sum(turn.seconds for turn in turns[turn_count:])
             self._fill_context(context, *count_tokens(turns, turn_count))
             super()._dump_trajectory()
-        if tally.reason in self.raised_reasons and tally.error is not None:
-            raise tally.error
+        if end.reason in self.raised_reasons and end.error is not None:
+            raise end.error
 
     def _fill_context(self, context: AgentContext, prompt_tokens: int, completion_tokens: int) -> None:
-        tally = self._tally
+        end = self._end
         context.rollout_details = None
         context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens = prompt_tokens, completion_tokens, 0
         # Without it, Harbor reads the whole trajectory again.
@@ -167,37 +166,37 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
         }
         context.metadata = {
             **(context.metadata or {}),
-            "end": tally.reason,
-            "end_detail": tally.detail,
-            "parse_errors": tally.parse_errors,
-            "truncated_turns": tally.truncated_turns,
+            "end": end.reason,
+            "end_detail": end.detail,
+            "parse_errors": end.parse_errors,
+            "truncated_turns": end.truncated_turns,
         }
 
     @override
     async def _run_agent_loop(self, initial_prompt: str, chat: Chat, original_instruction: str = "") -> None:
-        tally = self._tally
+        end = self._end
         try:
             await super()._run_agent_loop(initial_prompt, chat, original_instruction)
         except (EnvironmentDown, UsageError, MissingError) as error:
-            tally.record_error(error)
+            end.record_error(error)
             raise
         except ContextLengthExceededError as error:
-            tally.record_end("overflow", str(error), error)
+            end.record("overflow", str(error), error)
         except (LimitReached, ServiceError) as error:
-            tally.record_error(error)
+            end.record_error(error)
         except Exception as error:
             if self._session is not None and not await self._session.is_session_alive():
-                tally.record_end("completed", "the terminal's session ended during a turn")
+                end.record("completed", "the terminal's session ended during a turn")
             else:
                 self.logger.exception("the agent's own code failed")
-                tally.record_error(error)
+                end.record_error(error)
         else:
             if self._is_confirmed:
-                tally.record_end("completed", "the model confirmed that the task is complete")
+                end.record("completed", "the model confirmed that the task is complete")
             elif self._n_episodes >= self._max_episodes:
-                tally.record_end("max_turns", f"the agent used all {self._max_episodes} turns (max_turns)")
+                end.record("max_turns", f"the agent used all {self._max_episodes} turns (max_turns)")
             else:
-                tally.record_end("completed", "the terminal's session ended")
+                end.record("completed", "the terminal's session ended")
 
     @override
     async def _handle_llm_interaction(
@@ -206,7 +205,7 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
         self._is_truncated = False
         result = await super()._handle_llm_interaction(chat, prompt, original_instruction, session)
         commands, complete, feedback, analysis, plan, response = result
-        self._tally.turns += 1
+        self._end.turns += 1
         if self._is_truncated:
             limit = self._policy_llm.get_model_output_limit()
             feedback = (
@@ -215,7 +214,7 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
                 f"into chunks each of which is less than {limit} tokens."
             )
             return [], False, feedback, "", "", response
-        self._tally.parse_errors += "ERROR:" in feedback
+        self._end.parse_errors += "ERROR:" in feedback
         self._is_confirmed = complete and self._pending_completion and "ERROR:" not in feedback
         return commands, complete, feedback, analysis, plan, response
 
@@ -241,7 +240,7 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
             text = error.truncated_response or ""
         finally:
             self._track_api_request_time(start_time)
-        self._tally.truncated_turns += 1
+        self._end.truncated_turns += 1
         chat.messages.append({"role": "user", "content": prompt})
         chat.messages.append({"role": "assistant", "content": text})
         response = cast("_SafeParser", self._parser).salvage(text)
@@ -270,7 +269,7 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
             raise ContextLengthExceededError("the first prompt alone fills the context")
         with self._policy_llm.accept_truncated_replies():
             summary = await super()._summarize(chat, original_instruction, session)
-        self._tally.summaries += 1
+        self._end.summaries += 1
         return summary
 
     @override
