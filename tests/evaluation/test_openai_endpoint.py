@@ -222,6 +222,11 @@ def test_the_turns_of_a_rollout_are_limited(url: str) -> None:
     ask(url, use, limits=Limits(max_turns=1))
 
 
+def test_the_tokens_of_an_endpoint_are_unknown(url: str) -> None:
+    with pytest.raises(EnvironmentFault, match="only the server of this policy's model knows its tokens"):
+        ask(url, lambda policy: policy.count_tokens(ASKED))
+
+
 def test_an_endpoint_is_evaluated_without_a_tinker_service(url: str) -> None:
     played = list[Group]()
 

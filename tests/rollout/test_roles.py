@@ -75,6 +75,18 @@ def test_a_role_continues_the_exact_tokens_of_another() -> None:
     assert [turn.parent for turn in run(talk, "a", "b")] == [None, 0]
 
 
+def test_a_role_counts_the_tokens_of_its_next_prompt() -> None:
+    async def talk(policy: ScriptedPolicy) -> None:
+        reply = await policy.role("solver").chat(ASK)
+        messages, critic = [*ASK, reply.message, *ASK], policy.role("critic")
+        count = await critic.count_tokens(messages)
+        assert len(policy.turns) == 1
+        answer = await critic.chat(messages)
+        assert count == len(answer.tokens) - len(answer.turn.completion)
+
+    run(talk, "a", "b")
+
+
 def test_an_opponent_is_recorded_and_has_no_token_to_train() -> None:
     async def talk(policy: ScriptedPolicy) -> None:
         opponent = policy.opponent(step=-3)
