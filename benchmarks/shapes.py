@@ -11,7 +11,10 @@ SHAPES = {
     "qwen3-0.6b": ("qwen3", 151936, 1024, 3072, 28, 16, 8, 128),
     "qwen3-1.7b": ("qwen3", 151936, 2048, 6144, 28, 16, 8, 128),
     "qwen3-4b": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128),
+    "qwen3.5-0.8b": ("qwen3_5_text", 248320, 1024, 3584, 24, 8, 2, 256),
 }
+# Value heads of delta nets; other sizes of delta nets are those of transformers.
+VALUE_HEADS = {"qwen3_5_text": {"linear_num_value_heads": 16}}
 
 
 def model_directory(name: str, scratch: Path) -> Path:
@@ -44,6 +47,7 @@ def write_random(directory: Path, shape: str) -> None:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
         eos_token_id=vocab - 1,
+        **VALUE_HEADS.get(family, {}),
     )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory, max_shard_size="100GB")

@@ -37,7 +37,6 @@ from rlkit.engine.training.packing import Example
 
 from .helpers import as_double
 from .test_families import CASES, QWEN35, SIZES, VOCABULARY, make
-from .tiny_models import write_model
 
 EPS = 1e-6
 TOKENS = np.random.default_rng(0).integers(2, VOCABULARY, 400)
@@ -208,7 +207,6 @@ def test_turns_and_forks_of_conversations_have_the_log_probabilities_of_training
                 np.testing.assert_array_equal(mine.logprobs, other.logprobs)
         # The next turn continues one fork of each, and the last begins with the first's prompt.
         prompts = [np.concatenate([wholes[turn % 3], TOKENS[200:207]]), wholes[3 + turn % 3]]
-    assert decoder.prefix_bytes == 0
 
 
 def test_a_row_that_was_requeued_has_the_same_bits(
@@ -228,18 +226,6 @@ def test_a_row_that_was_requeued_has_the_same_bits(
         for mine, theirs in zip(result.samples, other.samples, strict=True):
             np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)
     assert requeued
-
-
-def test_a_model_with_delta_nets_leaves_the_prefixes_of_others(weights: Weights, lanes: Lanes, tmp_path: Path) -> None:
-    other = Decoder(load_weights(write_model(tmp_path / "m")), lanes)
-    run(other, SampleRequest(TOKENS[:64], 1, 1, 0, DrawSettings(), StopRule()))
-    size = other.prefix_bytes
-    assert size > 0
-    decoder = Decoder(weights, lanes)
-    decoder.submit(SampleRequest(TOKENS[:64], 1, 2, 0, DrawSettings(), StopRule()), lambda result: None)
-    while decoder.busy:
-        decoder.step(others=[other])
-    assert (other.prefix_bytes, decoder.prefix_bytes) == (size, 0)
 
 
 def test_the_memory_of_a_row_includes_its_states(weights: Weights) -> None:

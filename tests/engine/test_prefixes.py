@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.kv_cache import kv_bytes
-from rlkit.engine.decode.prefixes import PAGE_TOKENS
+from rlkit.engine.decode.prefixes import PAGE_TOKENS, Prefix
 from rlkit.engine.decode.prompts import PrefilledPrompt, prefill
 from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
@@ -98,11 +98,13 @@ def test_a_continued_prompt_has_the_bits_of_a_whole_prompt(weights: Weights, kep
     whole = request(tokens(kept + new, seed=kept))
     # The kept pages come from a prompt that goes on otherwise, in a pass with another.
     source = request(np.concatenate([whole.prompt[:kept], tokens(5, seed=1)]))
-    pages = prefill(weights, [[request(tokens(40, seed=2))], [source]], [[], []])[1].pages[: kept // PAGE_TOKENS]
-    (expected,) = prefill(weights, [[whole]], [[]])
-    other, continued = prefill(weights, [[request(tokens(50, seed=3))], [whole]], [[], pages])
+    pages = prefill(weights, [[request(tokens(40, seed=2))], [source]], [Prefix(), Prefix()])[1].pages[
+        : kept // PAGE_TOKENS
+    ]
+    (expected,) = prefill(weights, [[whole]], [Prefix()])
+    other, continued = prefill(weights, [[request(tokens(50, seed=3))], [whole]], [Prefix(), Prefix(pages)])
     assert_same_prompt(continued, expected)
-    assert_same_prompt(other, prefill(weights, [[request(tokens(50, seed=3))]], [[]])[0])
+    assert_same_prompt(other, prefill(weights, [[request(tokens(50, seed=3))]], [Prefix()])[0])
 
 
 def assert_same_prompt(first: PrefilledPrompt, second: PrefilledPrompt) -> None:
@@ -239,8 +241,12 @@ def test_prefixes_go_with_the_last_client_that_used_them(weights: Weights, lanes
 def test_a_continued_prompt_is_close_to_a_whole_one_without_kernels(tmp_path: Path) -> None:
     weights = as_double(load_weights(write_model(tmp_path)))
     whole = request(tokens(300, seed=0))
-    (expected,) = prefill(weights, [[whole]], [[]])
-    other, continued = prefill(weights, [[request(tokens(50, seed=3))], [whole]], [[], expected.pages[:6]])
+    (expected,) = prefill(weights, [[whole]], [Prefix()])
+    other, continued = prefill(
+        weights, [[request(tokens(50, seed=3))], [whole]], [Prefix(), Prefix(expected.pages[:6])]
+    )
     torch.testing.assert_close(continued.logits, expected.logits, rtol=0, atol=1e-6)
     torch.testing.assert_close(torch.cat([*continued.pages], 1), torch.cat([*expected.pages], 1), rtol=0, atol=1e-12)
-    torch.testing.assert_close(other.pages[1], prefill(weights, [[request(tokens(50, seed=3))]], [[]])[0].pages[1])
+    torch.testing.assert_close(
+        other.pages[1], prefill(weights, [[request(tokens(50, seed=3))]], [Prefix()])[0].pages[1]
+    )

@@ -16,11 +16,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from torch import Tensor
-
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.kv_cache import bucket_size, kv_bytes
-from rlkit.engine.decode.prefixes import PAGE_TOKENS, PrefixCache
+from rlkit.engine.decode.prefixes import PAGE_TOKENS, Prefix, PrefixCache
 from rlkit.engine.decode.prompts import PrefilledPrompt, prefill, reusable_length
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, Ticket
 from rlkit.engine.decode.running_batch import RunningBatch
@@ -50,9 +48,8 @@ class Decoder:
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
         self._batch = RunningBatch(weights, lanes.cores)
-        self._prefixes = PrefixCache()
-        # A page would need the states of all delta nets at its end, many times the size of its keys and values.
-        self._keeps_prefixes = self._limits.prefix_bytes > 0 and not weights.config.delta
+        self._keeps_prefixes = self._limits.prefix_bytes > 0
+        self._prefixes = PrefixCache(has_states=self._keeps_prefixes and weights.config.delta is not None)
         self._numbers = itertools.count()
         self._lacks_memory = False
         self._activity = activity or Activity()
@@ -188,35 +185,39 @@ class Decoder:
         waiting = {key: list(dict.fromkeys(row.ticket for row in group)) for key, group in rows.items()}
         prompts: dict[bytes, PrefilledPrompt] = {}
         while waiting:
-            new_pages: set[bytes] = set()
-            wave: dict[bytes, list[Tensor]] = {}
+            new_pages: dict[bytes, Prefix] = {}
+            wave: dict[bytes, Prefix] = {}
             for key, group in waiting.items():
                 request, limit = group[0].request, reusable_length([ticket.request for ticket in group])
-                pages, missing = self._prefixes.find(request.prompt, limit)
-                # The prompt waits for the next wave if its next page is computed in this one.
-                if not missing or missing[0] not in new_pages or limit < PAGE_TOKENS * (len(pages) + 1):
-                    wave[key] = pages
-                    new_pages.update(missing if self._keeps_prefixes else ())
+                prefix = self._prefixes.find(request.prompt, limit)
+                count, shared = len(prefix.pages), [*itertools.takewhile(new_pages.__contains__, prefix.missing)]
+                place = self._prefixes.round_down(min(count + len(shared), limit // PAGE_TOKENS))
+                # The prompt waits for the next wave if its next pages are computed in this one.
+                if place > count:
+                    new_pages[shared[place - count - 1]].state_places.add(place)
+                else:
+                    wave[key] = prefix
+                    new_pages.update(dict.fromkeys(prefix.missing if self._keeps_prefixes else (), prefix))
             groups = [waiting.pop(key) for key in wave]
             for key, group, prompt in zip(wave, groups, self._run_prompts(groups, [*wave.values()]), strict=True):
                 prompts[key] = prompt
                 if self._keeps_prefixes:
-                    self._prefixes.put(group[0].request.prompt, prompt.pages, {ticket.owner for ticket in group})
+                    owners = {ticket.owner for ticket in group}
+                    self._prefixes.put(group[0].request.prompt, prompt.pages, prompt.kept_states, owners)
                 for ticket, scores in zip(group, prompt.scores, strict=True):
                     ticket.prompt_scores = scores
         return [(row, prompts[key]) for key, group in rows.items() for row in group]
 
-    def _run_prompts(
-        self, groups: Sequence[Sequence[Ticket]], kept_pages: Sequence[Sequence[Tensor]]
-    ) -> list[PrefilledPrompt]:
-        """Run the common prompt of each group after the pages of it that are kept."""
+    def _run_prompts(self, groups: Sequence[Sequence[Ticket]], prefixes: Sequence[Prefix]) -> list[PrefilledPrompt]:
+        """Run the common prompt of each group after its kept prefix."""
         requests = [[ticket.request for ticket in group] for group in groups]
         lengths = [
-            len(group[0].prompt) - PAGE_TOKENS * len(pages) for group, pages in zip(requests, kept_pages, strict=True)
+            len(group[0].prompt) - PAGE_TOKENS * len(prefix.pages)
+            for group, prefix in zip(requests, prefixes, strict=True)
         ]
         passes = _split_into_passes(lengths, self._lanes.count, self._limits.prefill_tokens)
         tasks = [
-            partial(prefill, self._weights, [requests[i] for i in batch], [kept_pages[i] for i in batch])
+            partial(prefill, self._weights, [requests[i] for i in batch], [prefixes[i] for i in batch])
             for batch in passes
         ]
         with self._activity.track("tokens of prompts being read", sum(lengths)):

@@ -115,7 +115,7 @@ class KvBlock[Row]:
         self._for_each_chunk(fill)
         self.rows += rows
         self.lengths += [edges[-1]] * len(rows)
-        copies = [[DeltaState(state.tail.clone(), state.memory.clone()) for state in states] for _ in rows[1:]]
+        copies = [[state.copy() for state in states] for _ in rows[1:]]
         self.states += [[*states], *copies]
 
     def remove(self, indices: Sequence[int], *, into: KvBlock[Row] | None = None) -> None:

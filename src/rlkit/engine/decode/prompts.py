@@ -1,24 +1,24 @@
 """Prefill: run prompts through the model, for their keys and values, next-token logits, and scores.
 
-Invariant: in float32 on the CPU, a prompt's results depend neither on other prompts in the pass nor on the part of its
-keys and values that was kept from an earlier pass, bit for bit.
+Invariant: in float32 on the CPU, a prompt's results depend neither on other prompts in the pass nor on the part of it
+that was kept from an earlier pass, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlkit.engine.decode.prefixes import PAGE_TOKENS
+from rlkit.engine.decode.prefixes import PAGE_TOKENS, Prefix
 from rlkit.engine.decode.requests import PromptScores, SampleRequest, TokenLogprobs
 from rlkit.engine.decode.token_sampling import draw_tokens
-from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.attention import Span, lay_out
 from rlkit.engine.model.delta_net import DeltaState
 from rlkit.engine.model.matrices import matmul
 from rlkit.engine.model.ops import pad_rows
@@ -30,25 +30,26 @@ _HEAD_ROWS = 64  # positions per product with the output layer; bounds the memor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefilledPrompt:
-    """A prompt's last logits [V], pages of keys and values [layers, ·, 2K, D], states, and scores for each request."""
+    """What requests with a common prompt need of it."""
 
-    logits: Tensor
-    pages: Sequence[Tensor]
-    states: Sequence[DeltaState]
-    scores: Sequence[PromptScores]
+    logits: Tensor  # [V], after the last token
+    pages: Sequence[Tensor]  # of keys and values, [layers, ·, 2K, D]
+    states: Sequence[DeltaState]  # after the last token
+    kept_states: Mapping[int, Sequence[DeltaState]]  # by the number of pages before them
+    scores: Sequence[PromptScores]  # of each request
 
 
 @torch.inference_mode()
 def prefill(
-    weights: Weights, groups: Sequence[Sequence[SampleRequest]], kept_pages: Sequence[Sequence[Tensor]]
+    weights: Weights, groups: Sequence[Sequence[SampleRequest]], prefixes: Sequence[Prefix]
 ) -> list[PrefilledPrompt]:
     """Run the common prompt of each group of requests, and compute the scores that each request needs.
 
     Args:
-        kept_pages: for each group, pages of keys and values of the first positions, before `reusable_length`.
+        prefixes: for each group, the kept part of the prompt, before `reusable_length`.
     """
     config, template = weights.config, weights.norm
-    starts = [PAGE_TOKENS * len(pages) for pages in kept_pages]
+    starts = [PAGE_TOKENS * len(prefix.pages) for prefix in prefixes]
     new_tokens = [group[0].prompt[start:] for group, start in zip(groups, starts, strict=True)]
     lengths = [len(part) for part in new_tokens]
     tokens = pad_rows(torch.from_numpy(np.concatenate(new_tokens))).to(template.device)
@@ -64,12 +65,19 @@ def prefill(
     kept_kv = template.new_empty(sum(starts), *shape[1:])  # of one layer at a time
 
     def load_kv(layer: int) -> Tensor:
-        pages = [page[layer] for page in chain.from_iterable(kept_pages)]
+        pages = [page[layer] for prefix in prefixes for page in prefix.pages]
         return torch.cat(pages, out=kept_kv) if pages else kept_kv
 
-    states = [weights.make_states() for _ in groups]
+    places = [_find_state_places(prefix, n) for prefix, n in zip(prefixes, lengths, strict=True)]
+    states = [_make_states(weights, prefix, len(part)) for prefix, part in zip(prefixes, places, strict=True)]
     hidden = compute_hidden(
-        weights, tokens, lay_out(lengths, starts), store_kv=store_kv, load_kv=load_kv, states=states
+        weights,
+        tokens,
+        lay_out(lengths, starts),
+        store_kv=store_kv,
+        load_kv=load_kv,
+        states=[*chain.from_iterable(states)],
+        state_spans=_split_spans(lengths, starts, places),
     )
     ends = np.cumsum(lengths)
     last = compute_logits(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
@@ -77,8 +85,36 @@ def prefill(
     for i, (group, end, n) in enumerate(zip(groups, ends.tolist(), lengths, strict=True)):
         rows = slice(end - n, end)
         scores = [_score_prompt(weights, hidden[rows], request) for request in group]
-        results.append(PrefilledPrompt(last[i], [*kept_pages[i], *new_pages[i]], states[i], scores))
+        pages = [*prefixes[i].pages, *new_pages[i]]
+        kept_states = {len(prefixes[i].pages): prefixes[i].states, **dict(zip(places[i], states[i], strict=False))}
+        results.append(PrefilledPrompt(last[i], pages, states[i][-1], kept_states, scores))
     return results
+
+
+def _find_state_places(prefix: Prefix, new_tokens: int) -> list[int]:
+    """Return the numbers of pages of a prompt after which its states are kept, in order; a token follows each."""
+    last = len(prefix.pages) + (new_tokens - 1) // PAGE_TOKENS
+    return sorted(place for place in prefix.state_places if place <= last)
+
+
+def _make_states(weights: Weights, prefix: Prefix, places: int) -> list[list[DeltaState]]:
+    """Return the states to compute with, which become those after each of `places`, and after the prompt."""
+    first = [state.copy() for state in prefix.states] or weights.make_states()
+    return [first, *(weights.make_states() for _ in range(places))]
+
+
+def _split_spans(lengths: Sequence[int], starts: Sequence[int], places: Sequence[Sequence[int]]) -> list[Span]:
+    """Return the spans of the parts of prompts between the places of their states, each after the part before it."""
+    spans: list[Span] = []
+    offset = 0
+    for length, start, pages in zip(lengths, starts, places, strict=True):
+        edges = [0, *(PAGE_TOKENS * place - start for place in pages), length]
+        part = None
+        for first, end in pairwise(edges):
+            part = Span(offset + first, end - first, part)
+            spans.append(part)
+        offset += length
+    return spans
 
 
 def reusable_length(requests: Sequence[SampleRequest]) -> int:

@@ -25,7 +25,9 @@ from rlkit.engine.model.attention import Span
 from rlkit.engine.model.config import DeltaConfig
 from rlkit.engine.model.ops import glu, has_kernels, rms_norm
 
-_CHUNK = 64  # tokens of a chunk; the work inside it grows with its square
+CHUNK_TOKENS = 64
+"""Tokens that torch computes at a time; the work inside a chunk grows with its square."""
+
 _SHARED_OPERATIONS = 1_000_000  # minimum work of a thread, about a tenth of a millisecond
 
 
@@ -35,6 +37,10 @@ class DeltaState:
 
     tail: Tensor  # [kernel - 1, C], the last inputs of the convolution
     memory: Tensor  # [H, K, V]
+
+    def copy(self) -> DeltaState:
+        """Return a copy that shares no memory."""
+        return DeltaState(self.tail.clone(), self.memory.clone())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,8 +114,8 @@ class DeltaNet:
         decays = self.decay[:, None] * functional.softplus(gates[c.value_heads :] + self.bias[:, None])
         outputs: list[Tensor] = []
         memory = start.memory
-        for first in range(0, count, _CHUNK):
-            chunk = (part[:, first : first + _CHUNK] for part in (q * c.key_dim**-0.5, k, v, strengths, decays))
+        for first in range(0, count, CHUNK_TOKENS):
+            chunk = (part[:, first : first + CHUNK_TOKENS] for part in (q * c.key_dim**-0.5, k, v, strengths, decays))
             out, memory = _run_chunk(*chunk, memory=memory)
             outputs.append(out)
         end.memory = memory

@@ -51,12 +51,14 @@ def compute_hidden(
     store_kv: StoreKv | None = None,
     load_kv: LoadKv | None = None,
     states: Sequence[Sequence[DeltaState]] = (),
+    state_spans: Sequence[Span] = (),
 ) -> Tensor:
     """Return hidden states after the final norm, [N, E], of `tokens [N] int64`; rows outside all spans are padding.
 
     Args:
         load_kv: where the spans' prefixes are; by default in `tokens`.
         states: each span's states in the layers with a delta net, changed in place; by default those after its prefix.
+        state_spans: spans of the states, with prefixes among them; by default `spans`.
     """
     config = weights.config
     x = weights.embed(tokens)
@@ -68,7 +70,7 @@ def compute_hidden(
 
     def mix(layer: Layer, rows: Tensor) -> Tensor:
         if layer.delta is not None:
-            return layer.delta(rows, spans, [by_layer[layer.slot] for by_layer in states])
+            return layer.delta(rows, state_spans or spans, [by_layer[layer.slot] for by_layer in states])
         mixed, rows = attentions[layer.attention](rows, prefix_rows=None if load_kv is None else load_kv(layer.slot))
         if store_kv is not None:
             store_kv(layer.slot, rows[:, config.heads :])
