@@ -168,6 +168,17 @@ def test_states_of_earlier_turns_go_first(base: Weights, lanes: Lanes, monkeypat
         assert counted.rows == whole - start
 
 
+def test_states_where_prompts_begin_stay(base: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tokens(200, seed=0)
+    room = 9 * page_bytes(base) + 2 * state_bytes(base)  # for one of the prompts that begin at 192
+    decoder = Decoder(base, lanes, limits=replace(LIMITS, prefix_bytes=room))
+    answer(decoder, request(shared))
+    for seed in range(1, 5):
+        counted = Counted(monkeypatch)
+        answer(decoder, request(join(shared, tokens(96, seed=seed))))
+        assert counted.rows == 296 - 192
+
+
 def test_states_yield_to_rows_and_to_newer_prefixes_of_other_weights(both: list[Weights], lanes: Lanes) -> None:
     room = 12 * page_bytes(both[0]) + 3 * state_bytes(both[0])
     first, second = (Decoder(weights, lanes, limits=replace(LIMITS, kv_bytes=room)) for weights in both)
