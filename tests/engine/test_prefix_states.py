@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.kv_cache import kv_bytes
-from rlkit.engine.decode.prefixes import PAGE_TOKENS, Prefix
+from rlkit.engine.decode.prefixes import PAGE_TOKENS, Prefix, PrefixCache
 from rlkit.engine.decode.prompts import prefill
 from rlkit.engine.decode.requests import SampleResult
 from rlkit.engine.kernels.threads import Lanes
@@ -166,6 +167,18 @@ def test_states_of_earlier_turns_go_first(base: Weights, lanes: Lanes, monkeypat
         whole, counted.rows = counted.rows, 0
         answer(decoder, request(prompt))
         assert counted.rows == whole - start
+
+
+def test_states_go_before_the_pages_that_they_need(base: Weights) -> None:
+    cache, prompt, page = PrefixCache(has_states=True), tokens(130, seed=0), torch.zeros(page_bytes(base) // 4)
+    cache.put(prompt, [page] * 4, {2: base.make_states(), 4: base.make_states()}, ["a"])
+    sizes = [cache.size_bytes]
+    while cache.size_bytes:
+        cache.drop_oldest()
+        sizes.append(cache.size_bytes)
+    steps = [before - after for before, after in pairwise(sizes)]
+    states, pages = [state_bytes(base)], [page_bytes(base)] * 2
+    assert steps == [*states, *pages, *states, *pages]
 
 
 def test_states_where_prompts_begin_stay(base: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
