@@ -30,6 +30,7 @@ from rlkit.types import Bools, Completion, Floats, Message, Prompt, Reply, Sampl
 
 INLINE_CHARS = 200_000  # limit of a text tokenised on the event loop, in at most 0.1 s; a thread tokenises longer texts
 _TOKEN_CHARS = 512  # upper bound of the length of a token; the longest tokens in use are runs of 128 spaces
+_ONES = np.broadcast_to(np.True_, 2**40)  # masks of completions without forced tokens are views of one element
 _in_tokenizer_thread = BlockingCalls(1, name="rlkit_tokenizing")  # so huge texts delay neither steps nor the journal
 
 type _Piece = tuple[Tokens, Floats, Bools]
@@ -169,6 +170,8 @@ class RecordingPolicy(Policy):
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
+        if max_tokens is temperature is stop is None:  # usually
+            return run
         if isinstance(stop, str):
             stop = (stop,)
         return replace(
@@ -286,10 +289,12 @@ def _forced_piece(tokens: Tokens) -> _Piece:
 
 
 def _sampled_piece(completion: Completion) -> _Piece:
-    return completion.tokens, completion.logprobs, np.ones(len(completion.tokens), np.bool_)
+    return completion.tokens, completion.logprobs, _ONES[: len(completion.tokens)]
 
 
 def _join_pieces(pieces: Sequence[_Piece]) -> _Piece:
+    if len(pieces) == 1:
+        return pieces[0]
     tokens, logprobs, sampled = zip(*pieces, strict=True)
     return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(sampled)
 
