@@ -352,7 +352,7 @@ def test_a_mean_of_zero_over_environments_is_a_mean(folder: Path, tmp_path: Path
     run = shutil.copytree(folder / "mixed", tmp_path / "mixed")
     names = {"env/all/reward/mean": 0.0, "env/a/reward/mean": -0.5, "env/b/reward/mean": 0.3}
     (run / "metrics.jsonl").write_text(f"{json.dumps({'step': 1, **names})}\n")
-    assert get(tmp_path, "runs")["runs"][0]["reward"] == [0.0, 0.0]
+    assert get(tmp_path, "runs")["runs"][0]["reward"] == [None, 0.0]
 
 
 def test_the_reward_of_a_run_starts_after_its_warm_start(folder: Path, tmp_path: Path) -> None:
@@ -451,6 +451,44 @@ def test_values_of_unexpected_types_hide_no_other_run(folder: Path, tmp_path: Pa
     assert isinstance(rows["odd"]["reason"], str | None)
     with suppress(UsageError):
         get(tmp_path, "run/odd")
+
+
+@pytest.mark.parametrize("text", ["a: [", "track:\n  wandb:\n    tags: [a: b: c]\n", "\x00", "- 1\n"])
+def test_a_damaged_configuration_is_named_beside_what_can_be_read(folder: Path, tmp_path: Path, text: str) -> None:
+    run = Path(shutil.copytree(folder / "mixed", tmp_path / "mixed"))
+    before = {name: get(tmp_path, f"run/mixed{name}") for name in ("", "/metrics", "/tasks", "/step/1")}
+    assert before[""]["damaged"] is None
+    (run / "config.yaml").write_text(text)
+    after = {name: get(tmp_path, f"run/mixed{name}") for name in before}
+    changed = {name for name, value in after[""].items() if value != before[""][name]}
+    assert changed == {"config", "steps", "damaged"}
+    assert "config.yaml" in after[""]["damaged"] and after[""]["config"] == []
+    assert [after[name] for name in after if name] == [before[name] for name in before if name]
+    (row,) = get(tmp_path, "runs")["runs"]
+    assert (row["status"], row["reward"]) == ("completed", before[""]["reward"])
+    assert ("tags" in (row["damaged"] or "")) == ("tags" in text)
+    (run / "config.yaml").unlink()
+    (run / "config.yaml").mkdir()
+    (row,) = get(tmp_path, "runs")["runs"]
+    assert row["status"] == "completed" and "config.yaml" in row["damaged"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", f"steps: {'9' * 400}\n"),
+        ("metrics.jsonl", '{"step": "x", "env/all/reward/mean": "x", "usage/usd": "x"}\n'),
+    ],
+)
+def test_the_list_of_runs_has_numbers_only_where_they_are_expected(
+    folder: Path, tmp_path: Path, name: str, text: str
+) -> None:
+    run = Path(shutil.copytree(folder / "mixed", tmp_path / "mixed"))
+    (run / name).write_text(text)
+    (row,) = get(tmp_path, "runs")["runs"]
+    assert row["status"] == "completed"
+    for value in (row["step"], row["steps"], row["usd"], *(row["reward"] or ())):
+        assert value is None or (isinstance(value, int | float) and value < 1e9)
 
 
 def test_a_turn_that_continues_itself_is_damage(folder: Path, tmp_path: Path) -> None:

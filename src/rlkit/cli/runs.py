@@ -80,8 +80,7 @@ def _render_run(row: Mapping[str, Any]) -> list[str]:
     from rlkit.trackers.rendering import render_gain
 
     steps = f"step {row.get('step', 0)}" + (f"/{row['steps']}" if row.get("steps") else "")
-    ends = row.get("reward") or ()
-    rewards = [reward for reward in ends[: row.get("step", 0)] if reward is not None]  # one step has one reward
+    rewards = [reward for reward in row.get("reward") or () if reward is not None]
     now = time.time()
     seconds = max(now - (row.get("started") or row.get("updated") or now), 0)  # clocks of machines differ
     amount, unit = next(((seconds / length, unit) for unit, length in _AGES if seconds >= length), (seconds, "s"))

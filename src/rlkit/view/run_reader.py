@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit._util.files import json_lines
-from rlkit._util.files.json_fields import pick, pick_list, pick_rows
+from rlkit._util.files.json_fields import pick, pick_list, pick_numbers, pick_rows
 from rlkit._util.files.run_locks import is_locked
 from rlkit._util.paths import ARTEFACTS
 from rlkit.config.loading.resolved import find_tags, read_settings
 from rlkit.envs.harbor.trial_files import list_files
-from rlkit.errors import UsageError
+from rlkit.errors import RlkitError, UsageError
 from rlkit.metrics.diagnostics import find_problems
 from rlkit.metrics.rewards import mean_reward
 from rlkit.store import checkpoints
@@ -33,7 +33,7 @@ from rlkit.token_records.pieces import decode_pieces, piece_to_json, pieces_path
 from rlkit.token_records.updates import RecordedSequence, RecordedUpdate, place_numbers, update_path
 from rlkit.types import TokenPiece
 from rlkit.view import tables
-from rlkit.view.records.reader import Place, RecordReader, Row, Step, join_turns, make_data_uri
+from rlkit.view.records.reader import Place, RecordReader, Row, Step, find_ends, join_turns, make_data_uri
 from rlkit.view.tables import cache_file, find_table
 
 _GROUP = ("position", "draw", "env", "task")
@@ -63,14 +63,14 @@ class RunReader(RecordReader):
             usage = json_lines.read_object(self.path / "usage.json")
         status = pick(about, "status", str)
         is_live = status == "running" and is_locked(self.path / "lock")
-        config_path = self.path / "config.yaml"
-        config = config_path.read_text(errors="replace") if config_path.exists() else ""
-        steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d+)", config, re.MULTILINE)))  # with those of a warm start
+        config, unread = self._read_config(lambda path: path.read_text(errors="replace"), "")
+        tags, damage = self._read_config(lambda _: find_tags(config), [])
+        steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d{1,9})\b", config, re.MULTILINE)))  # with a warm start's
         is_late = re.search("^warm_start:(?! null)", config, re.MULTILINE) is not None  # conversations have no reward
         is_rare = (self.path / "evaluations").is_dir()
         patterns = {_STEP: False, '"env/[^/"]+/reward/mean"': is_late, '"eval/': is_rare}
         (_, last), played, evaluated = json_lines.read_ends(self._metrics_path, patterns)
-        evaluation = _average_ends(evaluated, "eval")
+        step, evaluation = pick(last, "step", int) or 0, _average_ends(evaluated, "eval")
         paths = [path for name in ("metrics.jsonl", "run.json", "usage.json") if (path := self.path / name).exists()]
         return {
             "name": self.path.name,
@@ -81,26 +81,27 @@ class RunReader(RecordReader):
             "reason": pick(about, "error", str) or pick(about, "reason", str),
             "started": pick(about, "started", float),
             "updated": max(path.stat().st_mtime for path in paths),
-            "step": last.get("step", 0),
-            "steps": max(steps, last.get("step", 0)) if steps else None,  # it may be resumed with fewer steps
+            "step": step,
+            "steps": max(steps, step) if steps else None,  # it may be resumed with fewer steps
             "model": pick(about, "identity.model", str),
             "envs": [str(env) for env in pick_list(about, "identity.envs")],
-            "tags": find_tags(config),
+            "tags": tags,
+            "damaged": unread or damage,
             "reward": _average_ends(played, "env"),
             "evaluation": evaluation and {"metric": "reward", "start": evaluation[0], "now": evaluation[1]},
             "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
-            "usd": last.get("usage/usd"),
+            "usd": pick(last, "usage/usd", float),
         }
 
     @override
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
-        path = self.path / "config.yaml"
-        config = read_settings(path) if path.exists() else []
+        config, damage = self._read_config(read_settings, [])
         saved = checkpoints(self.path)
         return {
             **self.summary(),
+            "damaged": damage,
             "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
             "checkpoints": [{"step": each.step, "path": each.state, "expires": each.expires} for each in saved],
@@ -112,6 +113,14 @@ class RunReader(RecordReader):
             "evaluations": list_table_steps(self.path, kind="evaluation"),
             "parts": ["discovery"] if self.search_envs() else [],
         }
+
+    def _read_config[T](self, read: Callable[[Path], T], default: T) -> tuple[T, str | None]:
+        """Return what `read` returns of the configuration, and what is damaged if it fails."""
+        path = self.path / "config.yaml"
+        try:
+            return read(path) if path.exists() else default, None
+        except (RlkitError, OSError) as error:
+            return default, str(error)
 
     def _find_best_step(self, settings: Mapping[str, str], saved: Set[int]) -> int | None:
         """Return the first step with the best value of the metric that selects weights, of `saved` if there are any."""
@@ -191,9 +200,10 @@ class RunReader(RecordReader):
         return sorted({path.parent.name for path in (self.path / ARTEFACTS).glob("*/*.record.json")})
 
 
-def _average_ends(lines: Iterable[Mapping[str, float]], prefix: str) -> list[float | None] | None:
-    rewards = [mean_reward(line, prefix) for line in lines]
-    return None if rewards == [None, None] else rewards
+def _average_ends(lines: tuple[Row, Row], prefix: str) -> list[float | None] | None:
+    """Return the mean rewards of the first and the last line, which may be the same; see `find_ends`."""
+    first, last = (mean_reward(pick_numbers(line, ""), prefix) for line in lines)
+    return find_ends([last] if lines[0] == lines[1] else [first, last])
 
 
 def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: str | None) -> Row:

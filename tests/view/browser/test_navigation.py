@@ -300,6 +300,16 @@ def test_a_comparison_with_an_unknown_run_shows_the_others(visit_link: Callable[
     assert all("404" in problem for problem in visit.problems)
 
 
+def test_a_task_against_an_unknown_run_is_shown_with_the_reason(visit_link: Callable[..., Visit], link: str) -> None:
+    visit = visit_link(link)
+    visit.open("#/run/shop/task/shop/cheapest%20tea?against=nosuch")
+    assert "there is no run 'nosuch'" in visit.text()
+    assert visit.texts("h1") == ["cheapest tea"]
+    assert visit.page.get_by_label("Compare with").input_value() == ""
+    assert visit.rows()
+    assert all("404" in problem for problem in visit.problems)
+
+
 def test_a_link_without_its_token_says_what_to_do(visit_link: Callable[..., Visit], runs: Path) -> None:
     with serve(runs) as link:
         for wrong in (link.partition("?")[0], f"{link.partition('=')[0]}=wrong"):

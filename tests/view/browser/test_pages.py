@@ -143,10 +143,85 @@ def test_a_failed_reply_shows_its_error(visit: Visit, runs: Path) -> None:
     step, row = find_episode(runs, "shop", status="failed")
     visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
     assert "ConnectionError: the till of the shop did not answer" in visit.text()
-    assert "recorded_run.py" in visit.text()
+    visit.page.locator("summary .bad").first.click()
+    visit.wait_until(lambda: "recorded_run.py" in visit.text("details .error-block"))
     visit.open(episode_hash(step, row))
     assert row["error"].splitlines()[0] in visit.text()
     visit.check()
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+def test_failed_attempts_are_on_the_screen(visit_link: Callable[..., Visit], link: str, runs: Path, width: int) -> None:
+    step, row = find_episode(runs, "shop", status="failed")
+    visit = visit_link(link, width=width)
+    visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
+    table = read_step(runs / "shop", step)
+    table = table[(table.position == row["position"]) & (table.status == "failed")]
+    failures = visit.page.locator("details", has=visit.page.locator("summary .bad"))
+    assert failures.count() == len(table) > 0
+    boxes = [failure.locator("summary").bounding_box() for failure in failures.all()]
+    assert all(box["x"] + box["width"] <= width and box["y"] + box["height"] <= 800 for box in boxes)
+    assert "failed" not in visit.text(".columns")
+    failures.first.locator("summary").click()
+    failures.first.locator(".message").first.wait_for()
+    visit.page.keyboard.press("j")
+    assert visit.page.evaluate("() => document.activeElement.closest('details') !== null")
+    visit.check()
+
+
+def test_one_token_is_no_plural(tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    with serve(write_run(tmp_path / "short", steps=1)) as link:
+        visit = visit_link(link)
+        visit.open("#/run/short/step/1/group/0")
+        assert visit.texts(".columns .column > .sub")[0].startswith("1 token ·")
+        assert "1 token" in visit.page.locator(".columns .chip").first.get_attribute("title").split(", ")
+        visit.open("#/run/short/step/1/episode/0/0/0")
+        assert "· 1 token ·" in f"· {visit.texts('.turn-head .muted')[0]} ·"
+        visit.check()
+
+
+def test_a_run_with_a_single_evaluation_shows_one_number(tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
+    run = write_run(tmp_path / "once", steps=1)
+    lines = [{"step": 0, "eval/sums/reward/mean": 0.25}, {"step": 1, "env/sums/reward/mean": 0.5}]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    with serve(run, ROOT / "tests" / "data" / "view" / "inspect.eval") as link:
+        visit = visit_link(link)
+        visit.open("#/?sort=name")
+        assert [row[4:6] for row in visit.rows()] == [["–", "0.83"], ["0.50", "0.25"]]
+        visit.open("#/run/once")
+        assert visit.texts(".headline .big") == ["0.50", "0.25"]
+        visit.check()
+
+
+def test_a_configuration_without_origins_has_no_column_for_them(visit_link: Callable[..., Visit], link: str) -> None:
+    heads = "section:has(h2:text('Configuration')) thead th"
+    with serve(ROOT / "tests" / "data" / "view" / "inspect.eval") as other_link:
+        for address, expected in ((other_link, ["Key", "Value"]), (f"{link}#/run/shop", ["Key", "Value", "Origin"])):
+            visit = visit_link(address.partition("#")[0])
+            visit.open(f"#{address.partition('#')[2] or '/run/inspect.eval'}")
+            assert visit.texts(heads) == expected
+            assert visit.page.get_by_label("Show defaults").count() == len(expected) - 2
+            visit.check()
+
+
+@pytest.mark.parametrize("text", ["a: [", "steps: " + "9" * 400 + "\n", "\x00"])
+def test_a_damaged_configuration_leaves_the_rest_of_the_run(
+    tmp_path: Path, visit_link: Callable[..., Visit], text: str
+) -> None:
+    write_run(tmp_path / "whole")
+    (write_run(tmp_path / "odd") / "config.yaml").write_text(text)
+    with serve(tmp_path) as link:
+        visit = visit_link(link)
+        visit.open("#/?sort=name")
+        assert [row[1:5] for row in visit.rows()] == [
+            ["odd", "completed", "3", "0.00 → 0.30"],
+            ["whole", "completed", "3 / 100", "0.00 → 0.30"],
+        ]
+        visit.open("#/run/odd")
+        assert "0.00 → 0.30" in visit.text()
+        assert ("config.yaml" in visit.text(".error-block")) if "steps" not in text else "9999" in visit.text()
+        assert visit.page.locator(".plot canvas").count() > 0
+        visit.check()
 
 
 def test_an_episode_is_a_chat_with_calls_results_and_a_fork(visit: Visit, runs: Path) -> None:

@@ -34,7 +34,7 @@ MEMBER = {"member", "attempt", "status", "reward", "advantage", "tokens", "turns
     "metrics",
 }
 RUN = {"id", "name", "kind", "path", "status", "live", "reason", "started", "updated", "step", "steps", "model"} | {
-    *("envs", "tags", "reward", "evaluation", "tokens", "usd"),
+    *("envs", "tags", "damaged", "reward", "evaluation", "tokens", "usd"),
 }
 HEADER = {"config", "findings", "checkpoints", "best_step", "versions", "steps_recorded", "evaluations"}
 TURN = {"parent", "version", "stop", "reward", "seconds", "messages", "prompt", "completion", "sampled", "logprobs"} | {
@@ -130,8 +130,8 @@ def test_epochs_of_an_inspect_sample_are_a_group() -> None:
     assert reader.summary() | {"updated": None, "started": None} == {
         **{"id": name, "name": name, "kind": "inspect", "path": str(DATA / name), "status": "completed", "live": False},
         **{"reason": None, "updated": None, "started": None, "steps": None, "model": "mockllm/model", "envs": ["sums"]},
-        **{"step": 0, "tags": [], "reward": None, "tokens": 80, "usd": None},
-        "evaluation": {"metric": "match accuracy", "start": pytest.approx(5 / 6), "now": pytest.approx(5 / 6)},
+        **{"step": 0, "tags": [], "damaged": None, "reward": None, "tokens": 80, "usd": None},
+        "evaluation": {"metric": "match accuracy", "start": None, "now": pytest.approx(5 / 6)},
     }
     run = reader.run()
     assert (run["steps_recorded"], run["evaluations"], run["versions"]) == ([], [0], {"inspect_ai": "0.3.285"})
@@ -226,7 +226,7 @@ def test_verifiers_traces_are_an_evaluation() -> None:
         "m",
         12,
     )
-    assert summary["evaluation"] == {"metric": "reward", "start": 0.75, "now": 0.75}
+    assert summary["evaluation"] == {"metric": "reward", "start": None, "now": 0.75}
     groups = {group["task"]: group["members"] for group in reader.step(EVALUATION)["groups"]}
     assert {task: [member["reward"] for member in members] for task, members in groups.items()} == {
         **{"sum": [1, 0], "tool": [1, 1], "rejected": [None, None]}
@@ -303,7 +303,7 @@ def test_cookbook_run_has_curves_and_checkpoints(cookbook: Path) -> None:
     summary, run = reader.summary(), reader.run()
     assert (summary["kind"], summary["status"], summary["step"], summary["steps"]) == ("cookbook", "completed", 2, 2)
     assert (summary["reward"], summary["model"], summary["tokens"]) == ([0.25, 0.75], "m/small", 182)
-    assert summary["evaluation"] == {"metric": "reward", "start": 0.5, "now": 0.5}
+    assert summary["evaluation"] == {"metric": "reward", "start": None, "now": 0.5}
     assert (run["steps_recorded"], run["evaluations"]) == ([0, 1], [0])
     assert run["checkpoints"] == [{"step": 2, "path": "tinker://w", "expires": None}]
     assert ["learning_rate", "0.0001", ""] in run["config"]

@@ -17,7 +17,7 @@ from typing import override
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_numbers, pick_object, pick_rows
-from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, make_member, make_message, make_turn
+from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, find_ends, make_member, make_message, make_turn
 
 _CONVERSATION = "conversation"  # rlkit's own field of a record
 _SUFFIX = "_rollout_summaries.jsonl"
@@ -92,7 +92,7 @@ class CookbookReader(LogReader):
     @override
     def run(self) -> Row:
         config, rows = json_lines.read_object(self.path / "config.json"), list(self._metrics.values())
-        rewards, evaluations = ([row[name] for row in rows if name in row] for name in (_REWARD, _EVALUATION))
+        reward, scores = (find_ends([row.get(name) for row in rows]) for name in (_REWARD, _EVALUATION))
         last_step = max(self._metrics, default=-1)
         done = rows[-1].get("progress/done_frac") if rows else None
         steps = min(last_step + 1, _STEPS_MAX) / done if done else _STEPS_MAX
@@ -110,8 +110,8 @@ class CookbookReader(LogReader):
             step=last_step + 1,
             steps=round(steps) if abs(steps) < _STEPS_MAX else None,
             model=pick(config, "model_name", str),
-            reward=[rewards[0], rewards[-1]] if rewards else None,
-            evaluation={"metric": "reward", "start": evaluations[0], "now": evaluations[-1]} if evaluations else None,
+            reward=reward,
+            evaluation=scores and {"metric": "reward", "start": scores[0], "now": scores[1]},
             tokens=sum(row.get(name, 0) for row in rows for name in _TOKENS),
             config=config,
             checkpoints=checkpoints,

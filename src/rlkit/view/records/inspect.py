@@ -99,7 +99,7 @@ class InspectReader(LogReader):
             model=pick(header, "eval.model", str),
             envs=[pick(header, "eval.task", str)],
             tags=pick_list(header, "eval.tags"),
-            evaluation=None if mean is None else {"metric": title, "start": mean, "now": mean},
+            evaluation=None if mean is None else {"metric": title, "start": None, "now": mean},
             tokens=sum(pick(usage, "total_tokens", int) or 0 for usage in pick_rows(header, "stats.model_usage")),
             config=pick_object(header, "eval"),
             versions=pick_object(header, "eval.packages"),

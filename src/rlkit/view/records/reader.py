@@ -214,7 +214,9 @@ class LogReader(RecordReader):
         status = status or ("running" if time.time() - updated < LIVE_S else "interrupted")
         row: Row = {"id": self.path.name, "name": self.path.name, "kind": self.kind, "path": str(self.path)}
         row |= {"status": status, "live": status == "running", "updated": updated, "step": 0, "envs": [], "tags": []}
-        row |= dict.fromkeys(("reason", "started", "steps", "model", "reward", "evaluation", "tokens", "usd"))
+        row |= dict.fromkeys(
+            ("reason", "damaged", "started", "steps", "model", "reward", "evaluation", "tokens", "usd")
+        )
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in config.items()}
         row["config"] = [[name, text, ""] for name, text in texts.items()]  # without an origin
         row |= {"findings": [], "checkpoints": [], "versions": {}, "best_step": None}
@@ -240,6 +242,12 @@ class LogReader(RecordReader):
         position, member, _ = place
         episode = self.show_episode(self.groups[step][position].records[member])
         return {**episode, "pieces": {}, "special": [], "files": [], "view": None}
+
+
+def find_ends(values: Sequence[float | None]) -> list[float | None] | None:
+    """Return the first and the last of the known values, None as the first of a single one; None if there is none."""
+    known = [value for value in values if value is not None]
+    return [known[0] if len(known) > 1 else None, known[-1]] if known else None
 
 
 def make_data_uri(kind: str, data: bytes) -> str:

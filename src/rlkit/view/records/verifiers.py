@@ -78,7 +78,7 @@ class VerifiersReader(LogReader):
             step=max((number for _, number in self.groups), default=0),
             model=pick(config, "model", str),
             envs=sorted({group["env"] for group in groups}),
-            evaluation={"metric": "reward", "start": mean, "now": mean},
+            evaluation={"metric": "reward", "start": None, "now": mean},
             tokens=sum(member["tokens"] or 0 for group in groups for member in group["members"]),
             config=config,
             versions={"verifiers": pick(config, "version_info.vf_version", str)},

@@ -1,5 +1,5 @@
 /** Draw messages of a conversation: roles, thinking, tool calls and results, images, forced text. */
-import { fold, h, textBlock, textLine } from "rlkit/ui";
+import { fold, h, plural, textBlock, textLine } from "rlkit/ui";
 
 const ROLES = ["system", "user", "assistant", "tool"];
 const MARKED_CHARS = 50_000;
@@ -16,7 +16,7 @@ function drawMessage(message, runs, limit) {
   const { role, name, branch, thinking, content, tool_calls: calls = [], tool_call_id: callId } = message;
   const drawText = makeTextDrawer(runs, limit);
   const drawPart = (part) => (part.type === "image" ? drawImage(part.image) : drawText(part.text ?? ""));
-  const title = thinking && `Thinking · ${thinking.length.toLocaleString("en")} characters`;
+  const title = thinking && `Thinking · ${plural(thinking.length, "character")}`;
   const kind = `message role-${ROLES.includes(role) ? role : "other"}`;
   return h("article", { class: kind, dataset: { row: "" }, tabIndex: -1 },
     h("header", h("span.role", textLine(role, 40)),

@@ -28,7 +28,8 @@ export function listenToKeys(currentView, switchTheme) {
 
 function moveRow(distance) {
   const columns = [...document.querySelectorAll("main .column[data-row]")];
-  const rows = columns.length ? columns : [...document.querySelectorAll("main [data-row]")];
+  const rows = (columns.length ? columns : [...document.querySelectorAll("main [data-row]")])
+    .filter((row) => row.checkVisibility());
   const current = rows.findIndex((row) => row.contains(document.activeElement));
   const row = current < 0 ? rows.at(distance > 0 ? 0 : -1) : (rows[current + distance] ?? rows[current]);
   const target = row?.matches("[tabindex]") ? row : row?.querySelector("a");

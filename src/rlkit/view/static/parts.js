@@ -1,6 +1,6 @@
 /** Small parts that several pages share: badges, chips, facts, sections. */
 import { h } from "rlkit/dom";
-import { formatCount, formatReward, formatSigned, isKnown, meanOf } from "rlkit/format";
+import { formatCount, formatReward, formatSigned, isKnown, meanOf, plural } from "rlkit/format";
 import { runHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
@@ -40,7 +40,7 @@ export function rewardChip({ member, attempt, reward, advantage, tokens, status,
   const text = isFailed ? "failed" : formatReward(reward);
   const label = joinFacts([
     `member ${member}`, attempt > 0 && `attempt ${attempt + 1}`, isFailed ? text : `reward ${text}`,
-    isKnown(advantage) && `advantage ${formatSigned(advantage)}`, isKnown(tokens) && `${formatCount(tokens)} tokens`,
+    isKnown(advantage) && `advantage ${formatSigned(advantage)}`, isKnown(tokens) && plural(tokens, "token", formatCount),
     isTruncated && "truncated", cut && "a turn ended at the token limit", masked && "masked",
   ], ", ");
   const colour = isFailed ? "failed" : rewardClass(reward, range);
@@ -82,6 +82,10 @@ export const pageHead = (title, lead, ...aside) => h("div.page-head", h("div", h
 /** Return a large value below its label; `tone` is its class. */
 export const headline = (label, value, tone = "") =>
   h("div", { class: `headline ${tone}` }, h("div.label", label), h("div.big", value));
+
+/** Return how a value went from its start to now; a single value has no start. */
+export const drawChange = ([start, now]) =>
+  [isKnown(start) && h("span.from", `${formatReward(start)} → `), formatReward(now)];
 
 /** Return a section with a heading, and `aside` beside it. */
 export const section = (title, aside, ...children) =>

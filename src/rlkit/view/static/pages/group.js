@@ -13,12 +13,15 @@ export default async function showGroup([, id, kind, step, , position], query) {
   const [stepPath, path] = [[], ["group", position]].map((parts) => apiPath("run", id, kind, step, ...parts));
   const [page, { groups }] = await Promise.all([loadPage(id, query, path), load(stepPath)]);
   const at = (...parts) => runHash(id, kind, step, ...parts);
-  const [head, picker] = [h("div"), makePicker()];
-  const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
+  const [head, failures, picker] = [h("div"), h("div"), makePicker()];
+  const props = { tabIndex: 0, role: "region", "aria-label": "Replies" };
+  const columns = h("div.columns", props, emptyNote("No reply is complete."));
   const articles = new Map(); // key of a reply → its article, which stays as it was opened
   const draw = () => {
     const { data: [group], query: { diff } } = page;
     const replies = sortReplies(group);
+    const [failed, graded] = [true, false].map((isFailed) =>
+      replies.filter(({ facts }) => (facts.status === "failed") === isFailed));
     const range = rewardRange(group.members);
     const drawColumn = (reply) => {
       if (!articles.has(reply.key)) articles.set(reply.key, drawReply(reply));
@@ -27,15 +30,16 @@ export default async function showGroup([, id, kind, step, , position], query) {
       return articles.get(reply.key);
     };
     replace(head, drawHead(id, kind, group));
-    picker.show(replies, diff);
+    if (failed.length > failures.childElementCount) replace(failures, drawFailures(failed, drawColumn));
+    picker.show(replies, graded, diff);
     columns.classList.toggle("two", Boolean(diff));
-    const shown = diff ? drawDifference(replies, diff) : replies.map(drawColumn);
+    const shown = diff ? drawDifference(replies, diff) : graded.map(drawColumn);
     if (shown.some((column, index) => column !== columns.children[index])) replace(columns, shown);
   };
-  const { prompt, replies: { length: count } } = page.data[0];
+  const [{ prompt, replies }] = page.data;
   const content = [
-    head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)),
-    section("Replies", count > 1 && picker.node, count > 0 ? columns : emptyNote("No reply is recorded.")),
+    head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)), failures,
+    section("Replies", replies.length > 1 && picker.node, columns),
   ];
   const index = groups.findIndex((other) => other.position === Number(position));
   const [previous, next] = [groups[index - 1], groups[index + 1]].map((other) => other && at("group", other.position));
@@ -43,13 +47,19 @@ export default async function showGroup([, id, kind, step, , position], query) {
   return makeRunView(page, kind, places, content, draw, { previous, next });
 }
 
+/** Draw the replies that failed, folded below their errors: beside the others, they would be off the screen. */
+const drawFailures = (replies, drawColumn) => section(plural(replies.length, "failed attempt"), null,
+  replies.map((reply) => {
+    const error = h("span.bad", textLine(reply.error, 200));
+    return fold([h("b", memberName(reply)), " ", error], drawColumn(reply));
+  }));
+
 function sortReplies({ members, failed_attempts: failures, replies }) {
   const keyOf = ({ member, attempt }) => `${member}.${attempt}`;
   const facts = new Map([...members, ...failures].map((row) => [keyOf(row), row]));
   const order = ({ facts: { advantage, reward } }) => advantage ?? reward ?? -Infinity;
-  return replies
-    .map((reply) => ({ ...reply, key: keyOf(reply), facts: facts.get(keyOf(reply)) ?? { ...reply, status: "failed" } }))
-    .sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
+  const rows = replies.map((reply) => ({ ...reply, key: keyOf(reply), facts: facts.get(keyOf(reply)) }));
+  return rows.sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
 }
 
 function drawHead(id, kind, group) {
@@ -65,7 +75,7 @@ function drawPrompt(messages) {
 /** Draw a reply. Its header is empty. */
 function drawReply({ messages, info, error, facts: { tokens, turns, seconds, cut, masked, metrics } }) {
   const sizes = joinFacts([
-    `${formatCount(tokens)} tokens`, turns > 1 && plural(turns, "turn"), isKnown(seconds) && formatDuration(seconds),
+    isKnown(tokens) && plural(tokens, "token", formatCount), turns > 1 && plural(turns, "turn"), isKnown(seconds) && formatDuration(seconds),
     cut && "cut at the limit", masked && "masked",
   ]);
   return h("article.column", { dataset: { row: "" } }, h("header"), h("p.sub", sizes),
@@ -80,7 +90,7 @@ function drawReplyHead(reply, range, href) {
     rewardChip(reply.facts, range), isKnown(advantage) && mean];
 }
 
-/** Return {node, show(replies, diff)}: the controls that choose two replies to compare. */
+/** Return {node, show(replies, graded, diff)}: the controls that choose two replies to compare. */
 function makePicker() {
   let [ends, chosen] = ["", undefined];
   const choose = () => {
@@ -91,12 +101,13 @@ function makePicker() {
   const onclick = () => setQuery({ diff: chosen ? null : ends });
   const button = h("button", { type: "button", class: "button", onclick });
   const fields = [field("Differences between", selects[0]), field("and", selects[1])];
-  const show = (replies, diff) => {
+  const show = (replies, graded, diff) => {
     const options = replies.map((reply) => [reply.key, `${memberName(reply)} (${formatReward(reply.facts.reward)})`]);
     const pair = diff === chosen ? selects.map(({ value }) => value) : (diff ?? ",").split(",");
     selects.forEach((select, index) => replaceOptions(select, [["", "–"], ...options], pair[index]));
     replace(button, diff ? "Show all replies" : "Best against worst");
-    [ends, chosen] = [`${replies[0]?.key},${replies.at(-1)?.key}`, diff];
+    button.hidden = !diff && graded.length < 2;
+    [ends, chosen] = [`${graded[0]?.key},${graded.at(-1)?.key}`, diff];
   };
   return { node: h("div.toolbar", button, fields), show };
 }

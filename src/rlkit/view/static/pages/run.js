@@ -1,8 +1,8 @@
 /** A run: where it started and is now, findings, curves, configuration. */
 import { makeCurves } from "rlkit/curves";
-import { apiPath, checkField, emptyNote, factList, fold, formatAge, formatCount, formatDuration, formatReward,
-  formatUsd, h, headline, joinFacts, joinIds, keepFocus, loadPage, makeHash, makeRow, makeRunView, makeTable, replace,
-  runHash, section, statusBadge, textBlock, textLine } from "rlkit/ui";
+import { apiPath, checkField, drawChange, emptyNote, errorBlock, factList, fold, formatAge, formatCount,
+  formatDuration, formatUsd, h, headline, isKnown, joinFacts, joinIds, keepFocus, loadPage, makeHash, makeHeadedRow,
+  makeRow, makeRunView, makeTable, replace, runHash, section, statusBadge, textBlock, textLine } from "rlkit/ui";
 
 export default async function showRun([, id], query) {
   const page = await loadPage(id, query, apiPath("run", id, "metrics"));
@@ -39,8 +39,9 @@ function drawHead(run) {
       h("div", h("h1", textLine(name, 120), " ", statusBadge(status)),
         h("p.lead", textLine(joinFacts([model, envs.join(", ")]))),
         reason && h("div", { class: isBad ? "error-block" : "lead" }, textBlock(reason, "plain"))),
-      h("div.headlines", run.reward && drawChange("Reward", run.reward),
-        evaluation && drawChange(`Evaluation ${score}`, [evaluation.start, evaluation.now]))),
+      h("div.headlines", run.reward && drawResult("Reward", run.reward),
+        evaluation && drawResult(`Evaluation ${score}`, [evaluation.start, evaluation.now]))),
+    errorBlock(run.damaged),
     factList([
       ["Step", steps ? `${step} of ${steps}` : String(step)], ["Best step", run.best_step],
       ["Tokens", formatCount(run.tokens)], ["Cost", formatUsd(run.usd)], ["Started", formatAge(started)],
@@ -50,9 +51,10 @@ function drawHead(run) {
   ];
 }
 
-function drawChange(label, [start, now]) {
-  const tone = now > start ? "up" : now < start ? "down" : "";
-  return headline(textLine(label), [h("span.from", `${formatReward(start)} → `), formatReward(now)], tone);
+function drawResult(label, [start, now]) {
+  const difference = isKnown(start) ? now - start : 0;
+  const tone = difference > 0 ? "up" : difference < 0 ? "down" : "";
+  return headline(textLine(label), drawChange([start, now]), tone);
 }
 
 function drawFindings(run) {
@@ -81,11 +83,15 @@ function drawCheckpoints({ checkpoints, best_step: bestStep }, open = false) {
 
 function drawConfig(run) {
   if (!run.config?.length) return null;
-  const rows = run.config.map(([key, value, origin]) => h("tr", { class: origin === "default" ? "default" : null },
-    h("th", { scope: "row", class: "mono" }, textLine(key, 120)),
-    h("td.mono", textBlock(value, "plain")), h("td.muted", textLine(origin ?? ""))));
-  const table = makeTable("Configuration", ["Key", "Value", "Origin"], rows);
-  const box = h("input", { type: "checkbox" }); // the style sheet hides the defaults
+  const hasOrigins = run.config.some(([, , origin]) => origin); // records of other tools have none
+  const rows = run.config.map(([key, value, origin]) => {
+    const cells = [[textBlock(value, "plain"), "mono"], hasOrigins && [textLine(origin), "muted"]];
+    const row = makeHeadedRow([textLine(key, 120), "mono"], ...cells.filter(Boolean));
+    row.classList.toggle("default", origin === "default");
+    return row;
+  });
+  const table = makeTable("Configuration", ["Key", "Value", ...(hasOrigins ? ["Origin"] : [])], rows);
+  const box = hasOrigins && checkField("Show defaults", h("input", { type: "checkbox" })); // style.css hides them
   const link = h("a", { href: makeHash([], { select: joinIds([run.id]) }) }, "Compare with other runs");
-  return section("Configuration", checkField("Show defaults", box), table.node, h("p", link));
+  return section("Configuration", box, table.node, h("p", link));
 }

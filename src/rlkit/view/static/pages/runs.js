@@ -1,5 +1,5 @@
 /** The list of runs: what runs, how each went, and a choice of several to compare. */
-import { choiceControl, formatAge, formatCount, formatNumber, formatReward, formatUsd, h, isKnown, joinFacts, joinIds,
+import { choiceControl, drawChange, formatAge, formatCount, formatNumber, formatUsd, h, joinFacts, joinIds,
   keepFocus, load, makeHash, makeList, makeRow, memberBox, pageHead, plural, replace, runHash, sortRows, splitIds,
   statusBadge, textControl, textLine, wordMatcher } from "rlkit/ui";
 
@@ -54,24 +54,18 @@ export function drawRun(run, mark) {
   const link = h("a.row-link", { href: runHash(run.id) }, textLine(run.id, 80));
   const tags = [run.kind !== "rlkit" && run.kind, ...run.tags].filter(Boolean);
   const subject = joinFacts([run.model, run.envs.join(", ")]);
-  const reason = run.reason && h("div.sub.reason", textLine(run.reason, 120));
+  const reasons = [run.reason, run.damaged].map((reason) => reason && h("div.sub.bad", textLine(reason, 120)));
   return makeRow([
     [mark, "tick"],
     h("div", link, tags.map((tag) => h("span.tag", textLine(tag, 30))), h("div.sub", textLine(subject, 120))),
-    h("div.status-cell", statusBadge(run.status), reason),
-    [drawProgress(run), "num"], [drawChange(run.reward?.[0], run.reward?.[1]), "num"],
-    [drawChange(run.evaluation?.start, run.evaluation?.now), "num"], [formatCount(run.tokens), "num extra"],
+    h("div.status-cell", statusBadge(run.status), reasons),
+    [drawProgress(run), "num"], [drawChange(run.reward ?? []), "num change"],
+    [drawChange([run.evaluation?.start, run.evaluation?.now]), "num change"], [formatCount(run.tokens), "num extra"],
     [formatUsd(run.usd), "num extra"], [formatAge(run.updated), "num muted extra"],
   ]);
 }
 
 function drawProgress({ step, steps }) {
-  if (!steps) return formatNumber(step);
+  if (!Number.isFinite(steps)) return formatNumber(step);
   return h("div", `${step} / ${steps}`, h("progress", { max: steps, value: step, "aria-hidden": "true" }));
-}
-
-function drawChange(start, now) {
-  if (!isKnown(start) && !isKnown(now)) return "–";
-  const from = h("span.muted", formatReward(start));
-  return h("span.change", from, " → ", h("b", formatReward(now)));
 }

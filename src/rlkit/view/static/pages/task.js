@@ -1,18 +1,19 @@
 /** One task across the steps of a run, and of a second run beside it. */
 import { summariseTasks } from "rlkit/pages/tasks";
 import { runColour } from "rlkit/panels";
-import { apiPath, choiceControl, drawChart, emptyNote, factList, formatReward, formatSigned, h, isKnown, load, loadPage,
-  makeHash, makeRow, makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip, rewardRange, runHash,
-  swatch, textLine } from "rlkit/ui";
+import { apiPath, choiceControl, drawChart, emptyNote, errorBlock, factList, formatReward, formatSigned, h, isKnown,
+  load, loadAll, loadPage, makeHash, makeRow, makeRunView, makeTable, meanReward, pageHead, plural, replace, rewardChip,
+  rewardRange, runHash, swatch, textLine } from "rlkit/ui";
 
 /** Show a task; `against` in the query names a run to compare with. */
 export default async function showTask([, id, , env, taskId], query) {
-  const ids = [id, query.against].filter(Boolean);
-  const paths = ids.flatMap((runId) => [apiPath("run", runId), apiPath("run", runId, "tasks")]);
-  const [{ runs }, page] = await Promise.all([load("runs"), loadPage(id, query, ...paths)]);
+  const pathsOf = (runId) => [apiPath("run", runId), apiPath("run", runId, "tasks")];
+  const rival = query.against && (await loadAll(...pathsOf(query.against)).catch((error) => error));
+  const ids = Array.isArray(rival) ? [id, query.against] : [id];
+  const [{ runs }, page] = await Promise.all([load("runs"), loadPage(id, query, ...ids.flatMap(pathsOf))]);
   const others = runs.filter((run) => run.id !== id && run.envs.includes(env)).map(({ id: other }) => [other, other]);
   const choices = [["", "no other run"], ...others];
-  const control = others.length > 0 && choiceControl("Compare with", "against", choices, query);
+  const control = others.length > 0 && choiceControl("Compare with", "against", choices, { against: ids[1] });
   const head = pageHead(textLine(taskId, 160), h("p.lead", textLine(env)), control);
   const body = h("div.stack");
   const draw = (view) => {
@@ -28,7 +29,7 @@ export default async function showTask([, id, , env, taskId], query) {
     Object.assign(view, { previous: hashOf(tasks[index - 1]), next: hashOf(tasks[index + 1]) });
   };
   const places = [["Tasks", "tasks"], [taskId, "task", env, taskId]];
-  return makeRunView(page, "tasks", places, [head, body], draw, { requery: null });
+  return makeRunView(page, "tasks", places, [head, errorBlock(rival?.message), body], draw, { requery: null });
 }
 
 const membersOf = (task) => task.steps.flatMap(({ members }) => members);
