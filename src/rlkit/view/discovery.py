@@ -5,22 +5,20 @@ Invariant: a record has the step whose table has the group of its task, or None 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
-
-import numpy as np
+from typing import Any
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick
 from rlkit._util.paths import ARTEFACTS
 from rlkit.envs.discovery import PROBLEMS, make_problem
-from rlkit.envs.discovery.problem import Construction, describe_known_results, hash_construction
+from rlkit.envs.discovery.problem import describe_known_results, hash_construction
+from rlkit.envs.discovery.state import decode_construction
 from rlkit.errors import RlkitError
-from rlkit.store.history import list_state_steps, list_table_steps, state_path
+from rlkit.store.history import list_state_steps, list_table_steps, state_path, table_path
 from rlkit.view.records.reader import Row, make_data_uri
-from rlkit.view.tables import cache_file, find_table, read_scores
+from rlkit.view.tables import cache_file, read_scores
 
 _SUFFIX = ".record.json"
 _VALUES_MAX = 4096
@@ -68,8 +66,8 @@ def _list_lineage(record: Row) -> list[Row]:
 
 def _find_steps(directory: Path) -> Mapping[tuple[str, str], int]:
     """Return the step of each environment and task: the one that has its group, since a search never repeats a task."""
-    tables = {number: find_table(directory, ("step", number)) for number in list_table_steps(directory)}
-    return {key: step for step, path in tables.items() for key in _list_tasks(path)}
+    steps = list_table_steps(directory)
+    return {key: step for step in steps for key in _list_tasks(table_path(directory, step))}
 
 
 def _describe_known(record: Row) -> str:
@@ -104,7 +102,5 @@ def _read_record(path: Path, step_by_task: Mapping[tuple[str, str], int]) -> Row
 
 def _show_state(node: Mapping[str, Any]) -> Row:
     """Return a state for the tree; its id is the hash of its numbers, as the children name it."""
-    data = base64.b64decode(node["construction"])
-    numbers: Construction = np.frombuffer(data, np.float64).reshape(cast("list[int]", node["shape"]))
     names = ("parent", "value", "seed", "expansions")
-    return {"id": hash_construction(numbers), **{name: node.get(name) for name in names}}
+    return {"id": hash_construction(decode_construction(node)), **{name: node.get(name) for name in names}}

@@ -6,8 +6,7 @@ Invariant: what a run of an earlier release did not record is None; what is dama
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
@@ -18,29 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit._util.files import json_lines
-from rlkit._util.files.json_fields import pick, pick_list, pick_numbers, pick_rows
-from rlkit._util.files.run_locks import is_locked
+from rlkit._util.files.json_fields import pick, pick_rows
 from rlkit._util.paths import ARTEFACTS
-from rlkit.config.loading.resolved import find_tags, read_settings
+from rlkit.config.loading.resolved import read_settings
 from rlkit.envs.harbor.trial_files import list_files
-from rlkit.errors import RlkitError, UsageError
 from rlkit.metrics.diagnostics import find_problems
-from rlkit.metrics.rewards import mean_reward
+from rlkit.metrics.run_summary import STEP_PATTERN, read_configuration, summarize_run
 from rlkit.store import checkpoints
-from rlkit.store.history import list_table_steps, read_metrics
+from rlkit.store.history import list_table_steps, read_metrics, table_path
 from rlkit.token_records.pictures import VIEW_SCRIPT
 from rlkit.token_records.pieces import decode_pieces, piece_to_json, pieces_path
 from rlkit.token_records.updates import RecordedSequence, RecordedUpdate, place_numbers, update_path
 from rlkit.types import TokenPiece
 from rlkit.view import tables
-from rlkit.view.records.reader import Place, RecordReader, Row, Step, find_ends, join_turns, make_data_uri
-from rlkit.view.tables import cache_file, find_table
+from rlkit.view.records.reader import Place, RecordReader, Row, Step, make_data_uri
+from rlkit.view.tables import cache_file
 
 _GROUP = ("position", "draw", "env", "task")
-_TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion")
+_TURN = ("parent", "version", "stop", "reward", "seconds", "prompt", "completion", "messages", "images")
 _PENDING = "not trained yet"
-_STEP = '"env/'  # in the metrics of a step, and not in those of an evaluation alone
-_TOKENS = ("prefill_tokens", "cached_tokens", "sampled_tokens", "trained_tokens")
 _DIGITS = 5  # decimals of log-probabilities and advantages on the page
 
 _read_lines = cache_file(read_metrics)
@@ -58,46 +53,13 @@ class RunReader(RecordReader):
 
     @override
     def summary(self) -> Row:
-        about, usage = json_lines.read_object(self.path / "run.json"), dict[str, Any]()
-        with suppress(OSError, UsageError):  # it counts again from zero, and so does a resumed run
-            usage = json_lines.read_object(self.path / "usage.json")
-        status = pick(about, "status", str)
-        is_live = status == "running" and is_locked(self.path / "lock")
-        config, unread = self._read_config(lambda path: path.read_text(errors="replace"), "")
-        tags, damage = self._read_config(lambda _: find_tags(config), [])
-        steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d{1,9})\b", config, re.MULTILINE)))  # with a warm start's
-        is_late = re.search("^warm_start:(?! null)", config, re.MULTILINE) is not None  # conversations have no reward
-        is_rare = (self.path / "evaluations").is_dir()
-        patterns = {_STEP: False, '"env/[^/"]+/reward/mean"': is_late, '"eval/': is_rare}
-        (_, last), played, evaluated = json_lines.read_ends(self._metrics_path, patterns)
-        step, evaluation = pick(last, "step", int) or 0, _average_ends(evaluated, "eval")
-        paths = [path for name in ("metrics.jsonl", "run.json", "usage.json") if (path := self.path / name).exists()]
-        return {
-            "name": self.path.name,
-            "kind": self.kind,
-            "path": str(self.path),
-            "status": "killed" if status == "running" and not is_live else status,
-            "live": is_live,
-            "reason": pick(about, "error", str) or pick(about, "reason", str),
-            "started": pick(about, "started", float),
-            "updated": max(path.stat().st_mtime for path in paths),
-            "step": step,
-            "steps": max(steps, step) if steps else None,  # it may be resumed with fewer steps
-            "model": pick(about, "identity.model", str),
-            "envs": [str(env) for env in pick_list(about, "identity.envs")],
-            "tags": tags,
-            "damaged": unread or damage,
-            "reward": _average_ends(played, "env"),
-            "evaluation": evaluation and {"metric": "reward", "start": evaluation[0], "now": evaluation[1]},
-            "tokens": sum(pick(usage, name, int) or 0 for name in _TOKENS),
-            "usd": pick(last, "usage/usd", float),
-        }
+        return {"kind": self.kind, **summarize_run(self.path)}
 
     @override
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
-        config, damage = self._read_config(read_settings, [])
+        config, damage = read_configuration(self.path, read_settings, default=[])
         saved = checkpoints(self.path)
         return {
             **self.summary(),
@@ -114,21 +76,13 @@ class RunReader(RecordReader):
             "parts": ["discovery"] if self.search_envs() else [],
         }
 
-    def _read_config[T](self, read: Callable[[Path], T], default: T) -> tuple[T, str | None]:
-        """Return what `read` returns of the configuration, and what is damaged if it fails."""
-        path = self.path / "config.yaml"
-        try:
-            return read(path) if path.exists() else default, None
-        except (RlkitError, OSError) as error:
-            return default, str(error)
-
     def _find_best_step(self, settings: Mapping[str, str], saved: Set[int]) -> int | None:
         """Return the first step with the best value of the metric that selects weights, of `saved` if there are any."""
         metric = json.loads(settings.get("best.metric", "null")) or "eval/all/reward/mean"
         lines = [(step, metrics) for step, metrics in _read_lines(self._metrics_path) if not saved or step in saved]
         values = {step: metrics[metric] for step, metrics in lines if metric in metrics}
         choose = min if settings.get("best.lower_is_better") == "true" else max
-        return choose(values, key=lambda step: values[step], default=None)
+        return choose(values, key=values.__getitem__, default=None)
 
     @override
     def read_metrics(self) -> Mapping[int, Mapping[str, float | None]]:
@@ -140,15 +94,18 @@ class RunReader(RecordReader):
 
     @override
     def has_step(self, step: Step) -> bool:
-        return find_table(self.path, step).exists()  # a run may have many steps
+        return self._find_table(step).exists()  # to list all takes long in a run of many steps
+
+    def _find_table(self, step: Step) -> Path:
+        return table_path(self.path, step[1], kind=step[0])
 
     @override
     def read_groups(self, step: Step) -> Sequence[Row]:
         """Return the groups of a step in its order; `taught` is None where it is not known yet."""
         kind, number = step
-        rows = sorted(tables.read_members(find_table(self.path, step)), key=lambda row: row["position"])
+        rows = sorted(tables.read_members(self._find_table(step)), key=lambda row: row["position"])
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" else {}
-        ((_, last),) = json_lines.read_ends(self._metrics_path, {_STEP: False})
+        ((_, last),) = json_lines.read_ends(self._metrics_path, {STEP_PATTERN: False})
         is_pending = not updates and number > last.get("step", 0)  # a step has metrics once it is trained
         reason = "evaluation" if kind == "evaluation" else _PENDING if is_pending else None
         groups = [list(attempts) for _, attempts in groupby(rows, key=lambda row: row["position"])]
@@ -156,54 +113,49 @@ class RunReader(RecordReader):
 
     @override
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
-        return tables.read_scores(find_table(self.path, step))
+        return tables.read_scores(self._find_table(step))
 
     @override
-    def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
-        attempts = tables.read_attempts(find_table(self.path, step), places[0][0])
-        pieces, replies = tables.read_texts(pieces_path(self.path)), list[Row]()
-        for row in map(attempts.__getitem__, places):
-            turns = enumerate(row["turns"])
-            shown = [{**turn, "messages": _list_messages(turn, index, pieces)} for index, turn in turns]
-            replies.append({"messages": join_turns(shown), "info": json.loads(row["info"]), "error": row["error"]})
-        return replies
+    def read_replies(self, step: Step, position: int) -> Mapping[Place, Row]:
+        rows = tables.read_attempts(self._find_table(step), position)
+        pieces = tables.read_texts(pieces_path(self.path))
+        for row in rows.values():
+            row["info"] = json.loads(row["info"])
+            for index, turn in enumerate(row["turns"]):
+                turn["images"] = [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()]
+                turn["messages"] = _list_messages(turn, index, pieces)
+        return rows
 
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
         """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
         kind, number = step
-        row = tables.read_attempts(find_table(self.path, step), place[0])[place]
+        row = self.read_replies(step, place[0])[place]
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" and row["final"] else {}
         update = updates.get(row["draw"])
         sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
-        pieces, info = tables.read_texts(pieces_path(self.path)), json.loads(row["info"])
+        pieces = tables.read_texts(pieces_path(self.path))
         used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
         return {
             "error": row["error"],
-            "info": info,
-            "turns": list(_list_turns(row["turns"], sequences, pieces)),
+            "info": row["info"],
+            "turns": list(_list_turns(row["turns"], sequences)),
             "pieces": {str(token): piece_to_json(pieces[token].data) for token in used},
             "special": [token for token in used if pieces[token].is_special],
-            "files": list_files(info),
-            "view": _find_picture(info, self.path, env=row["env"]),
+            "files": list_files(row["info"]),
+            "view": _find_picture(row["info"], self.path, env=row["env"]),
         }
 
     @override
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
         pieces = tables.read_texts(pieces_path(self.path))
-        for row in tables.read_completions(find_table(self.path, step)):
+        for row in tables.read_completions(self._find_table(step)):
             texts = (turn.get("completion_text") or decode_pieces(pieces, turn["completion"]) for turn in row["turns"])
             yield (row["position"], row["member"], row["attempt"]), texts
 
     def search_envs(self) -> Sequence[str]:
         """Return the environments that recorded what they discovered."""
         return sorted({path.parent.name for path in (self.path / ARTEFACTS).glob("*/*.record.json")})
-
-
-def _average_ends(lines: tuple[Row, Row], prefix: str) -> list[float | None] | None:
-    """Return the mean rewards of the first and the last line, which may be the same; see `find_ends`."""
-    first, last = (mean_reward(pick_numbers(line, ""), prefix) for line in lines)
-    return find_ends([last] if lines[0] == lines[1] else [first, last])
 
 
 def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: str | None) -> Row:
@@ -246,23 +198,19 @@ def _find_reason(final: Sequence[Row], update: RecordedUpdate | None) -> str | N
     return None if update is None else "no advantage"
 
 
-def _list_turns(
-    turns: Sequence[Row], sequences: Sequence[RecordedSequence] | None, pieces: Mapping[int, TokenPiece]
-) -> Iterator[Row]:
+def _list_turns(turns: Sequence[Row], sequences: Sequence[RecordedSequence] | None) -> Iterator[Row]:
     """Yield each turn with the numbers of its tokens; `sequences` is None if no update of the group was recorded."""
     trained = place_numbers(sequences or (), turns)
     for index, turn in enumerate(turns):
         datum, numbers = trained.get(index, (None, np.full((2, len(turn["completion"])), np.nan)))
         yield {
             **{name: turn[name] for name in _TURN},
-            "messages": _list_messages(turn, index, pieces),
             "sampled": _ranges(np.array(turn["sampled"], np.bool_) | bool(turn.get("frozen"))),  # by an opponent
             "logprobs": _show_numbers(np.array(turn["logprobs"], np.float64)),
             "demonstration": any(np.isnan(turn["logprobs"][:1])),
             "advantages": None if sequences is None else _show_numbers(numbers[0]),
             "trainer_logprobs": None if sequences is None else _show_numbers(numbers[1]),
             "datum": datum,
-            "images": [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()],
         }
 
 
@@ -270,10 +218,9 @@ def _list_messages(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> l
     """Return the messages that a turn adds, its reply last; texts of its tokens if it has no messages."""
     if turn.get("messages"):
         messages = json.loads(turn["messages"])
-        images = [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()]
         for message in messages:
             if isinstance(message["content"], list):
-                message["content"] = [_place_image(part, images) for part in message["content"]]
+                message["content"] = [_place_image(part, turn["images"]) for part in message["content"]]
     else:
         # Tables of earlier releases have texts.
         texts = [turn.get(f"{name}_text") or decode_pieces(pieces, turn[name]) for name in ("prompt", "completion")]

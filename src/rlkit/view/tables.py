@@ -17,11 +17,10 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from rlkit.store.history import table_path
 from rlkit.token_records.list_columns import as_numpy, read_columns, row_ends
 from rlkit.token_records.pieces import read_pieces
 from rlkit.token_records.updates import read_update
-from rlkit.view.records.reader import Place, Row, Step
+from rlkit.view.records.reader import Place, Row
 
 _SCORE = ["final", "env", "task", "status", "position", "member", "attempt", "reward"]
 _MEMBER = [*_SCORE, "counts", "draw", "error", "masked", "seconds", "metrics"]
@@ -34,12 +33,6 @@ def cache_file[T](read: Callable[[Path], T], *, files: int = 2) -> Callable[[Pat
     """Return a function that keeps what `read` returned of some files, which nobody may change, until one changes."""
     read_version = lru_cache(files)(lambda path, *_: read(path))
     return lambda path: read_version(path, *((path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else ()))
-
-
-def find_table(directory: Path, step: Step) -> Path:
-    """Return the path of the episodes of a step or of an evaluation."""
-    kind, number = step
-    return table_path(directory, number, kind=kind)
 
 
 def read_scores(path: Path) -> list[Sequence[Any]]:

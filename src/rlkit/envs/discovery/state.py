@@ -50,6 +50,10 @@ class State:
     @classmethod
     def from_json(cls, content: Mapping[str, Json]) -> State:
         """Return the state that `to_json` wrote."""
-        numbers = np.frombuffer(base64.b64decode(str(content["construction"])), "<f8")
-        construction = numbers.reshape(cast("Sequence[int]", content["shape"])).astype(np.float64)
-        return cls(construction, *[content[item.name] for item in fields(cls)[1:]])  # pyright: ignore[reportArgumentType]  as `to_json` wrote them
+        return cls(decode_construction(content), *[content[item.name] for item in fields(cls)[1:]])  # pyright: ignore[reportArgumentType]  as `to_json` wrote them
+
+
+def decode_construction(content: Mapping[str, Json]) -> Construction:
+    """Return the construction of a state that `State.to_json` wrote."""
+    numbers = np.frombuffer(base64.b64decode(str(content["construction"])), "<f8")
+    return numbers.reshape(cast("Sequence[int]", content["shape"])).astype(np.float64)

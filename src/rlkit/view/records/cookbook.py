@@ -17,7 +17,8 @@ from typing import override
 
 from rlkit._util.files import json_lines
 from rlkit._util.files.json_fields import pick, pick_list, pick_numbers, pick_object, pick_rows
-from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, find_ends, make_member, make_message, make_turn
+from rlkit.metrics.run_summary import find_ends
+from rlkit.view.records.reader import LogGroup, LogReader, Row, Step, make_member, make_message, make_turn
 
 _CONVERSATION = "conversation"  # rlkit's own field of a record
 _SUFFIX = "_rollout_summaries.jsonl"

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, pairwise, takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, override
@@ -66,6 +66,10 @@ class RecordReader(ABC):
         """Return the groups of a step."""
 
     @abstractmethod
+    def read_replies(self, step: Step, position: int) -> Mapping[Place, Row]:
+        """Return `turns`, `info` and `error` of each episode of a group; turns need no more than `messages`."""
+
+    @abstractmethod
     def read_episode(self, step: Step, place: Place) -> Row:
         """Return `turns`, `info` and `error` of an episode, and whatever else its group lacks."""
 
@@ -98,16 +102,12 @@ class RecordReader(ABC):
         rewards = [member["reward"] for group in groups for member in group["members"] if member["reward"] is not None]
         return fmean(rewards) if rewards else None
 
-    def read_replies(self, step: Step, places: Sequence[Place]) -> list[Row]:
-        """Return `messages`, `info` and `error` of episodes of a group."""
-        episodes = [self.read_episode(step, place) for place in places]
-        return [{"messages": join_turns(row["turns"]), "info": row["info"], "error": row["error"]} for row in episodes]
-
     def read_reply_texts(self, step: Step) -> Iterator[tuple[Place, Iterable[str]]]:
         """Yield the place of each episode of a step, and the texts of its replies."""
-        for place in chain.from_iterable(map(_list_attempts, self.step(step)["groups"])):
-            messages = [message for turn in self.read_episode(step, place)["turns"] for message in turn["messages"]]
-            yield place, [text for message in messages if "turn" in message for text in _list_texts(message)]
+        for group in self.step(step)["groups"]:
+            for place, row in self.read_replies(step, group["position"]).items():
+                messages = [message for message in join_turns(row["turns"]) if "turn" in message]
+                yield place, [text for message in messages for text in _list_texts(message)]
 
     def list_episodes(self, step: Step) -> Iterable[Sequence[Any]]:
         """Yield environment, task, status, position, member, attempt and reward of each episode of a step."""
@@ -147,20 +147,27 @@ class RecordReader(ABC):
         group = next((group for group in self.step(step)["groups"] if group["position"] == position), None)
         if group is None:
             raise UsageError(f"{self.path} has no group {position} in {step[0]} {step[1]}")
-        places = list(_list_attempts(group))
-        replies = self.read_replies(step, places)
+        rows = self.read_replies(step, position)
+        conversations = [join_turns(row["turns"]) for row in rows.values()]
         # An episode that failed early may have no message. Shared are those before the first reply that are all equal.
-        rows = zip(*filter(None, (reply["messages"] for reply in replies)), strict=False)
-        equal = takewhile(lambda row: "turn" not in row[0] and row.count(row[0]) == len(row), rows)
+        heads = zip(*filter(None, conversations), strict=False)
+        equal = takewhile(lambda head: "turn" not in head[0] and head.count(head[0]) == len(head), heads)
         shared = [message for message, *_ in equal]
-        for (_, member, attempt), reply in zip(places, replies, strict=True):
-            reply |= {"member": member, "attempt": attempt, "messages": reply["messages"][len(shared) :]}
+        replies = [
+            {name: row[name] for name in ("info", "error")}
+            | {"member": member, "attempt": attempt, "messages": messages[len(shared) :]}
+            for ((_, member, attempt), row), messages in zip(rows.items(), conversations, strict=True)
+        ]
         return {**group, "prompt": [*group.get("prompt", ()), *shared], "replies": replies}
 
     def episode(self, step: Step, place: Place) -> Row:
         """Return an episode with its turns, and its neighbours in the step."""
         groups = self.step(step)["groups"]
-        episodes = {place: (group, row) for group in groups for place, row in _list_attempts(group).items()}
+        episodes = {
+            (group["position"], row["member"], row["attempt"]): (group, row)
+            for group in groups
+            for row in (*group["members"], *group["failed_attempts"])
+        }
         if place not in episodes:
             position, member, attempt = place
             where = f"group {position} of {step[0]} {step[1]}"
@@ -238,16 +245,15 @@ class LogReader(RecordReader):
         return rows
 
     @override
+    def read_replies(self, step: Step, position: int) -> Mapping[Place, Row]:
+        records = enumerate(self.groups[step][position].records)
+        return {(position, member, 0): self.show_episode(record) for member, record in records}
+
+    @override
     def read_episode(self, step: Step, place: Place) -> Row:
         position, member, _ = place
         episode = self.show_episode(self.groups[step][position].records[member])
         return {**episode, "pieces": {}, "special": [], "files": [], "view": None}
-
-
-def find_ends(values: Sequence[float | None]) -> list[float | None] | None:
-    """Return the first and the last of the known values, None as the first of a single one; None if there is none."""
-    known = [value for value in values if value is not None]
-    return [known[0] if len(known) > 1 else None, known[-1]] if known else None
 
 
 def make_data_uri(kind: str, data: bytes) -> str:
@@ -328,8 +334,3 @@ def _list_texts(message: Row) -> list[str]:
     parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
     calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
     return [message.get("thinking", ""), *parts, *calls]
-
-
-def _list_attempts(group: Row) -> dict[Place, Row]:
-    rows = (*group["members"], *group["failed_attempts"])
-    return {(group["position"], row["member"], row["attempt"]): row for row in rows}
