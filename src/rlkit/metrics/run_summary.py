@@ -40,6 +40,8 @@ def summarize_run(directory: Path) -> dict[str, Any]:
     is_live = status == "running" and is_locked(directory / "lock")
     config, unread = read_configuration(directory, lambda path: path.read_text(errors="replace"), default="")
     tags, damage = read_configuration(directory, lambda _: find_tags(config), default=[])
+    end = pick(about, "config_end", str) or ""  # not in runs of earlier releases
+    cut = None if config.rstrip().endswith(end) else f"{directory / 'config.yaml'} is damaged: its end is missing"
     steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d{1,9})\b", config, re.MULTILINE)))  # with those of a warm start
     is_late = re.search("^warm_start:(?! null)", config, re.MULTILINE) is not None  # conversations have no reward
     is_rare = (directory / "evaluations").is_dir()
@@ -53,7 +55,7 @@ def summarize_run(directory: Path) -> dict[str, Any]:
         "status": "killed" if status == "running" and not is_live else status,
         "live": is_live,
         "reason": pick(about, "error", str) or pick(about, "reason", str),
-        "damaged": unread or damage,
+        "damaged": unread or damage or cut,
         "started": pick(about, "started", float),
         "updated": max(path.stat().st_mtime for path in paths),
         "step": step,

@@ -60,10 +60,10 @@ class RunReader(RecordReader):
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
         config, damage = read_configuration(self.path, read_settings, default=[])
-        saved = checkpoints(self.path)
+        saved, summary = checkpoints(self.path), self.summary()
         return {
-            **self.summary(),
-            "damaged": damage,
+            **summary,
+            "damaged": damage or summary["damaged"],
             "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
             "checkpoints": [{"step": each.step, "path": each.state, "expires": each.expires} for each in saved],

@@ -52,9 +52,9 @@ export const formatAge = orDash((seconds) => {
 export const formatUsd = orDash((value) => (value < 0.005 && value > 0 ? "< $0.01" : `$${formatFixed(value, 2)}`));
 
 /** Return "1 group" or "3 groups". */
-export const plural = (count, noun, format = formatWhole) => `${format(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const plural = (count, noun, text = count.toLocaleString("en")) => `${text} ${noun}${count === 1 ? "" : "s"}`;
 
-const formatWhole = (count) => count.toLocaleString("en");
+export const formatTokens = (count) => plural(count, "token", formatCount(count));
 
 /** Return the mean of the known values, or null. */
 export function meanOf(values) {

@@ -1,6 +1,6 @@
 /** Small parts that several pages share: badges, chips, facts, sections. */
 import { h } from "rlkit/dom";
-import { formatCount, formatReward, formatSigned, isKnown, meanOf, plural } from "rlkit/format";
+import { formatReward, formatSigned, formatTokens, isKnown, meanOf } from "rlkit/format";
 import { runHash } from "rlkit/route";
 import { textBlock, textLine } from "rlkit/text";
 
@@ -40,7 +40,7 @@ export function rewardChip({ member, attempt, reward, advantage, tokens, status,
   const text = isFailed ? "failed" : formatReward(reward);
   const label = joinFacts([
     `member ${member}`, attempt > 0 && `attempt ${attempt + 1}`, isFailed ? text : `reward ${text}`,
-    isKnown(advantage) && `advantage ${formatSigned(advantage)}`, isKnown(tokens) && plural(tokens, "token", formatCount),
+    isKnown(advantage) && `advantage ${formatSigned(advantage)}`, isKnown(tokens) && formatTokens(tokens),
     isTruncated && "truncated", cut && "a turn ended at the token limit", masked && "masked",
   ], ", ");
   const colour = isFailed ? "failed" : rewardClass(reward, range);

@@ -9,19 +9,17 @@ export function makeTable(label, heads, rows = []) {
     const [text, kind] = Array.isArray(head) ? head : [head, null];
     return text ? h("th", { scope: "col", class: kind }, text) : h("td", { class: kind });
   });
-  const body = h("tbody", rows);
-  const head = h("thead", h("tr", cells));
-  const table = h("table", h("caption.hidden", label), head, body);
-  return { node: h("div.table-frame", { tabIndex: 0, role: "region", "aria-label": label }, table), body };
+  const table = h("table", h("caption.hidden", label), h("thead", h("tr", cells)), h("tbody", rows));
+  return h("div.table-frame", { tabIndex: 0, role: "region", "aria-label": label }, table);
 }
 
 /**
- * Return a table as `makeTable`, with show(items, emptyText), which draws as many rows as it had, and others when the
- * end comes into view.
+ * Return {node, show(items, emptyText)}: a table as of `makeTable`. `show` draws as many rows as it had, and others when
+ * the end comes into view.
  */
 export function makeList(label, heads, drawRow) {
-  const table = makeTable(label, heads);
-  const { body } = table;
+  const node = makeTable(label, heads);
+  const body = node.querySelector("tbody");
   const sentinel = h("tr.sentinel", { "aria-hidden": "true" });
   let rest = [];
   const drawMore = (count) => {
@@ -40,7 +38,7 @@ export function makeList(label, heads, drawRow) {
     drawMore(count);
     if (!items.length) body.append(h("tr", h("td.empty", { colSpan: 20 }, emptyText)));
   };
-  return { ...table, show };
+  return { node, show };
 }
 
 /** Return a row of cells: contents, or [content, class]. The keys j, k and Enter use the first link in it. */

@@ -1,7 +1,6 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace,
-  swatch } from "rlkit/ui";
+import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, replace, swatch } from "rlkit/ui";
 
 const IMAGE = -1; // the id of a place of an image
 const [CHUNK_TOKENS, MAX_CHUNK_TOKENS] = [300, 1200];
@@ -11,8 +10,6 @@ const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
 const SURPRISES = ["s0", "s1", "s2", "s3", "s4", "s5"];
 const DIVERGING = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
 const HINT = "Point at a token, or focus the text and press ← or →.";
-const NONE = [];
-const decoder = new TextDecoder();
 
 /** What tokens can be coloured by: [key, label]. */
 export const COLOURINGS = [
@@ -46,25 +43,19 @@ function turnTokens(episode, turn) {
 
 function addTexts(tokens, { pieces, special }) {
   const specials = new Set([...special, IMAGE]);
-  let openBytes = NONE;
+  const decoder = new TextDecoder();
   for (const token of tokens) {
     const piece = pieces[token.id] ?? nameToken(token);
     const isBytes = Array.isArray(piece);
-    openBytes = isBytes ? openBytes.concat(piece) : NONE;
+    if (!isBytes) decoder.decode(); // forgets a character without its end
     // Bytes of a character: the last token has the character as its text, the others have none.
-    token.text = isBytes ? decodeBytes(openBytes) : piece;
+    token.text = isBytes ? decoder.decode(Uint8Array.from(piece), { stream: true }).replaceAll("\ufffd", "") : piece;
     token.piece = isBytes ? piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("") : piece;
     token.isSpecial = specials.has(token.id);
-    if (token.text) openBytes = NONE;
   }
 }
 
 const nameToken = ({ id, count }) => id === IMAGE ? `‹image${count > 1 ? ` × ${count}` : ""}›` : `‹${id}›`;
-
-function decodeBytes(bytes) {
-  const text = decoder.decode(Uint8Array.from(bytes));
-  return text.includes("\ufffd") ? "" : text;
-}
 
 /** Return the text of the reply of a turn as [text, isForced] runs; none if all of it was sampled. */
 export function replyRuns(episode, turn) {

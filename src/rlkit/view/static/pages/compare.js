@@ -15,7 +15,7 @@ export default async function showCompare([, list], query) {
   const curves = makeCurves();
   const draw = () => {
     const rows = sources.map(({ run }, index) => drawRun(run, swatch(runColour(index))));
-    replace(summary, makeTable("Runs", HEADS, rows).node);
+    replace(summary, makeTable("Runs", HEADS, rows));
     curves.show(sources, query);
   };
   draw();
@@ -52,5 +52,5 @@ function drawDifference(runs) {
   const rows = differentKeys.map((key) =>
     makeHeadedRow([textLine(key, 120), "mono"], ...settings.map((values) => drawValue(key, values))));
   const table = makeTable(title, ["Key", ...runs.map((run) => textLine(run.id, 40))], rows);
-  return section(title, null, rows.length ? table.node : emptyNote("The configurations are equal."));
+  return section(title, null, rows.length ? table : emptyNote("The configurations are equal."));
 }

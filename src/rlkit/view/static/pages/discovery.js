@@ -86,5 +86,5 @@ function drawStates(states, lineage, symbol) {
   const heads = ["State", [symbol, "num"], ["Expansions", "num"], "Parent"];
   return h("div", h("h3", "States"), h("p.lead", help),
     h("div.states-frame", statesPicture(shownStates, lineage)),
-    fold(`Line of the best: ${plural(rows.length, "state")}`, makeTable("Line of the best state", heads, rows).node));
+    fold(`Line of the best: ${plural(rows.length, "state")}`, makeTable("Line of the best state", heads, rows)));
 }

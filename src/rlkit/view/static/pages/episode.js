@@ -4,9 +4,9 @@ import { drawFiles } from "rlkit/files";
 import { drawFrame } from "rlkit/frame";
 import { COLOURINGS, drawTokens, replyRuns } from "rlkit/tokens";
 import { drawTree } from "rlkit/tree";
-import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, h, headline, isKnown,
-  joinFacts, loadPage, makeHash, makeRunView, memberName, metricFacts, pageHead, plural, replace, setQuery, statusBadge,
-  stepPlace, tabLinks, taskLead, textLine, trainingFacts } from "rlkit/ui";
+import { apiPath, emptyNote, errorBlock, factList, formatCount, formatDuration, formatReward, formatTokens, h,
+  headline, isKnown, joinFacts, loadPage, makeHash, makeRunView, memberName, metricFacts, pageHead, replace, setQuery,
+  statusBadge, stepPlace, tabLinks, taskLead, textLine, trainingFacts } from "rlkit/ui";
 
 export default async function showEpisode([, id, kind, step, , ...place], query) {
   const path = apiPath("run", id, kind, step, "episode", ...place);
@@ -74,7 +74,7 @@ function drawTurnHead(episode, index) {
   const { parent, completion, version, datum, stop, reward, seconds, demonstration } = episode.turns[index];
   const facts = joinFacts([
     isKnown(parent) && parent !== index - 1 && `continues turn ${parent + 1}`,
-    !isKnown(parent) && index > 0 && "new segment", completion.length > 0 && plural(completion.length, "token", formatCount),
+    !isKnown(parent) && index > 0 && "new segment", completion.length > 0 && formatTokens(completion.length),
     demonstration && "demonstration: given, not sampled",
     isKnown(version) && `weights version ${version}`, isKnown(datum) && `datum ${datum}`, stop && `stop: ${stop}`,
     isKnown(reward) && `reward ${formatReward(reward)}`, isKnown(seconds) && formatDuration(seconds),

@@ -69,8 +69,8 @@ function drawEnv(run, { env, tasks, rows }, query) {
   const range = isKnown(low) && ` (${formatReward(low)} to ${formatReward(high)})`;
   const isReward = metric === "reward/mean";
   const rewardText = !isReward && `, mean reward ${formatReward(reward)}`;
-  const score = h("p.lead", `Step ${step}: ${isReward ? "mean reward" : metric} `, h("b", formatReward(mean)), range, rewardText,
-    `, ${plural(episodes, "episode")} · `, link);
+  const score = h("p.lead", `Step ${step}: ${isReward ? "mean reward" : metric} `, h("b", formatReward(mean)), range,
+    rewardText, `, ${plural(episodes, "episode")} · `, link);
   return section(textLine(env), score, rows.length > 1 && chart, drawLabels(env, labels), table);
 }
 
@@ -82,7 +82,7 @@ function drawLabels(env, labels) {
     [formatReward(row.mean), "num"],
     [isKnown(row.low) && `${formatReward(row.low)} to ${formatReward(row.high)}`, "num muted"], [row.n, "num"]));
   const heads = ["Label", "95 % interval", ["Mean", "num"], ["Interval", "num"], ["Tasks", "num"]];
-  return makeTable(`Scores of ${env} by label`, heads, rows).node;
+  return makeTable(`Scores of ${env} by label`, heads, rows);
 }
 
 function drawTasks(run, env, tasks, steps, { q, order }) {

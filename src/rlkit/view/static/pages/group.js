@@ -1,8 +1,8 @@
 /** A group: the shared prompt once, the replies side by side in the order of their advantages. */
 import { drawMessages, messagesText } from "rlkit/chat";
 import { diffTexts } from "rlkit/diff";
-import { apiPath, emptyNote, errorBlock, factList, field, fold, formatCount, formatDuration, formatReward, formatSigned,
-  h, isKnown, joinFacts, load, loadPage, makeRunView, memberName, metricFacts, pageHead, plural, replace, replaceOptions,
+import { apiPath, emptyNote, errorBlock, factList, field, fold, formatDuration, formatReward, formatSigned,
+  formatTokens, h, isKnown, joinFacts, load, loadPage, makeRunView, memberName, metricFacts, pageHead, plural, replace,
   rewardChip, rewardRange, runHash, section, selectBox, setQuery, statusBadge, stepPlace, taskLead, textLine,
   trainingFacts } from "rlkit/ui";
 
@@ -13,32 +13,32 @@ export default async function showGroup([, id, kind, step, , position], query) {
   const [stepPath, path] = [[], ["group", position]].map((parts) => apiPath("run", id, kind, step, ...parts));
   const [page, { groups }] = await Promise.all([loadPage(id, query, path), load(stepPath)]);
   const at = (...parts) => runHash(id, kind, step, ...parts);
-  const [head, failures, picker] = [h("div"), h("div"), makePicker()];
+  const { members, prompt, replies } = page.data[0];
+  const [failed, graded] = splitReplies(page.data[0]);
+  const range = rewardRange(members);
+  const articles = new Map(); // key of a reply → its article, which stays as it was opened
+  const drawColumn = (reply) => {
+    if (!articles.has(reply.key)) articles.set(reply.key, drawReply(reply));
+    const href = at("episode", position, reply.member, reply.attempt);
+    replace(articles.get(reply.key).firstChild, drawReplyHead(reply, range, href));
+    return articles.get(reply.key);
+  };
+  const [head, picker] = [h("div"), makePicker([...graded, ...failed], graded)];
   const props = { tabIndex: 0, role: "region", "aria-label": "Replies" };
   const columns = h("div.columns", props, emptyNote("No reply is complete."));
-  const articles = new Map(); // key of a reply → its article, which stays as it was opened
   const draw = () => {
     const { data: [group], query: { diff } } = page;
-    const replies = sortReplies(group);
-    const [failed, graded] = [true, false].map((isFailed) =>
-      replies.filter(({ facts }) => (facts.status === "failed") === isFailed));
-    const range = rewardRange(group.members);
-    const drawColumn = (reply) => {
-      if (!articles.has(reply.key)) articles.set(reply.key, drawReply(reply));
-      const href = at("episode", position, reply.member, reply.attempt);
-      replace(articles.get(reply.key).firstChild, drawReplyHead(reply, range, href));
-      return articles.get(reply.key);
-    };
+    const [, current] = splitReplies(group);
     replace(head, drawHead(id, kind, group));
-    if (failed.length > failures.childElementCount) replace(failures, drawFailures(failed, drawColumn));
-    picker.show(replies, graded, diff);
+    picker.show(diff);
     columns.classList.toggle("two", Boolean(diff));
-    const shown = diff ? drawDifference(replies, diff) : graded.map(drawColumn);
+    const shown = diff ? drawDifference([...current, ...failed], diff) : current.map(drawColumn);
     if (shown.some((column, index) => column !== columns.children[index])) replace(columns, shown);
   };
-  const [{ prompt, replies }] = page.data;
   const content = [
-    head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)), failures,
+    head, prompt.length > 0 && section("Prompt", null, drawPrompt(prompt)),
+    failed.length > 0 && section(plural(failed.length, "failed attempt"), null, failed.map((reply) =>
+      fold([h("b", memberName(reply)), " ", h("span.bad", textLine(reply.error, 200))], drawColumn(reply)))),
     section("Replies", replies.length > 1 && picker.node, columns),
   ];
   const index = groups.findIndex((other) => other.position === Number(position));
@@ -47,19 +47,15 @@ export default async function showGroup([, id, kind, step, , position], query) {
   return makeRunView(page, kind, places, content, draw, { previous, next });
 }
 
-/** Draw the replies that failed, folded below their errors: beside the others, they would be off the screen. */
-const drawFailures = (replies, drawColumn) => section(plural(replies.length, "failed attempt"), null,
-  replies.map((reply) => {
-    const error = h("span.bad", textLine(reply.error, 200));
-    return fold([h("b", memberName(reply)), " ", error], drawColumn(reply));
-  }));
-
-function sortReplies({ members, failed_attempts: failures, replies }) {
+/** Return the replies that failed, and the others, those with the largest advantage first. */
+function splitReplies({ members, failed_attempts: failures, replies }) {
   const keyOf = ({ member, attempt }) => `${member}.${attempt}`;
   const facts = new Map([...members, ...failures].map((row) => [keyOf(row), row]));
   const order = ({ facts: { advantage, reward } }) => advantage ?? reward ?? -Infinity;
   const rows = replies.map((reply) => ({ ...reply, key: keyOf(reply), facts: facts.get(keyOf(reply)) }));
-  return rows.sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
+  rows.sort((a, b) => order(b) - order(a) || a.member - b.member || a.attempt - b.attempt);
+  const isFailed = ({ facts: { status } }) => status === "failed";
+  return [rows.filter(isFailed), rows.filter((reply) => !isFailed(reply))];
 }
 
 function drawHead(id, kind, group) {
@@ -75,8 +71,8 @@ function drawPrompt(messages) {
 /** Draw a reply. Its header is empty. */
 function drawReply({ messages, info, error, facts: { tokens, turns, seconds, cut, masked, metrics } }) {
   const sizes = joinFacts([
-    isKnown(tokens) && plural(tokens, "token", formatCount), turns > 1 && plural(turns, "turn"), isKnown(seconds) && formatDuration(seconds),
-    cut && "cut at the limit", masked && "masked",
+    isKnown(tokens) && formatTokens(tokens), turns > 1 && plural(turns, "turn"),
+    isKnown(seconds) && formatDuration(seconds), cut && "cut at the limit", masked && "masked",
   ]);
   return h("article.column", { dataset: { row: "" } }, h("header"), h("p.sub", sizes),
     metricFacts(metrics), errorBlock(error), drawMessages(messages, { limit: COLUMN_LIMIT_CHARS }),
@@ -90,26 +86,26 @@ function drawReplyHead(reply, range, href) {
     rewardChip(reply.facts, range), isKnown(advantage) && mean];
 }
 
-/** Return {node, show(replies, graded, diff)}: the controls that choose two replies to compare. */
-function makePicker() {
-  let [ends, chosen] = ["", undefined];
+/** Return {node, show(diff)}: the controls that choose two replies to compare; `graded` has the best first. */
+function makePicker(replies, graded) {
+  let chosen;
+  const ends = `${graded[0]?.key},${graded.at(-1)?.key}`;
   const choose = () => {
     const pair = selects.map(({ value }) => value);
     if (pair.every(Boolean)) setQuery({ diff: pair.join(",") });
   };
-  const selects = [selectBox([], "", choose), selectBox([], "", choose)];
+  const options = replies.map((reply) => [reply.key, `${memberName(reply)} (${formatReward(reply.facts.reward)})`]);
+  const selects = [0, 1].map(() => selectBox([["", "–"], ...options], "", choose));
   const onclick = () => setQuery({ diff: chosen ? null : ends });
   const button = h("button", { type: "button", class: "button", onclick });
-  const fields = [field("Differences between", selects[0]), field("and", selects[1])];
-  const show = (replies, graded, diff) => {
-    const options = replies.map((reply) => [reply.key, `${memberName(reply)} (${formatReward(reply.facts.reward)})`]);
-    const pair = diff === chosen ? selects.map(({ value }) => value) : (diff ?? ",").split(",");
-    selects.forEach((select, index) => replaceOptions(select, [["", "–"], ...options], pair[index]));
+  const show = (diff) => {
+    const pair = diff?.split(",") ?? [];
+    if (diff !== chosen) selects.forEach((select, index) => (select.value = pair[index] ?? ""));
     replace(button, diff ? "Show all replies" : "Best against worst");
     button.hidden = !diff && graded.length < 2;
-    [ends, chosen] = [`${graded[0]?.key},${graded.at(-1)?.key}`, diff];
+    chosen = diff;
   };
-  return { node: h("div.toolbar", button, fields), show };
+  return { node: h("div.toolbar", button, field("Differences between", selects[0]), field("and", selects[1])), show };
 }
 
 function drawDifference(replies, diff) {

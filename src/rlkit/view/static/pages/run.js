@@ -78,7 +78,7 @@ function drawCheckpoints({ checkpoints, best_step: bestStep }, open = false) {
     [textLine(path), "mono"], expires ? new Date(expires * 1000).toISOString().slice(0, 16).replace("T", " ") : "never",
   ]));
   const table = makeTable("Checkpoints", [["Step", "num"], "Path", "Expires"], rows);
-  return fold(`Checkpoints (${rows.length})`, table.node, { open });
+  return fold(`Checkpoints (${rows.length})`, table, { open });
 }
 
 function drawConfig(run) {
@@ -93,5 +93,5 @@ function drawConfig(run) {
   const table = makeTable("Configuration", ["Key", "Value", ...(hasOrigins ? ["Origin"] : [])], rows);
   const box = hasOrigins && checkField("Show defaults", h("input", { type: "checkbox" })); // style.css hides them
   const link = h("a", { href: makeHash([], { select: joinIds([run.id]) }) }, "Compare with other runs");
-  return section("Configuration", box, table.node, h("p", link));
+  return section("Configuration", box, table, h("p", link));
 }

@@ -36,7 +36,7 @@ export default async function showRuns(_parts, query) {
     if (isNew) draw();
     drawSelection(selection, selected);
   };
-  const refresh = (data) => (({ folder, runs } = data), keepFocus(list.body, draw));
+  const refresh = (data) => (({ folder, runs } = data), keepFocus(list.node, draw));
   return { title: "Runs", node, crumbs: [["Runs", "#/"]], watch: "runs", refresh, requery };
 }
 

@@ -74,7 +74,7 @@ function drawSide({ run, task }, colour) {
   return h("section", { "aria-label": `Episodes of ${run.name}` },
     colour && h("h2", swatch(colour), " ", name, " ", h("span.muted", textLine(run.model ?? ""))),
     h("p.lead", plural(task.episodes, "episode"), " · ", describeSolution(solved)),
-    makeTable(`Episodes of ${run.name} by step`, ["When", "Rewards", ["Mean", "num"], ""], rows).node);
+    makeTable(`Episodes of ${run.name} by step`, ["When", "Rewards", ["Mean", "num"], ""], rows));
 }
 
 const isSolved = ({ reward }) => reward >= 1;

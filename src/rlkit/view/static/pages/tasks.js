@@ -20,8 +20,8 @@ export default async function showTasks([, id], query) {
   const draw = () => {
     const { q, env, unsolved, sort } = page.query;
     const isMatch = wordMatcher(q);
-    const chosen = summariseTasks(page.data[0]).filter((task) => (!env || task.env === env) && !(unsolved && isKnown(task.solvedStep))
-      && isMatch(`${task.env} ${task.id}`));
+    const chosen = summariseTasks(page.data[0]).filter((task) => (!env || task.env === env)
+      && !(unsolved && isKnown(task.solvedStep)) && isMatch(`${task.env} ${task.id}`));
     const solved = chosen.filter(({ solvedStep }) => isKnown(solvedStep)).length;
     replace(summary, `${plural(chosen.length, "task")}, ${solved} solved at least once`);
     list.show(sortRows(chosen, SORTS, sort), "No task matches.");
