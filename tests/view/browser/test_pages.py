@@ -169,6 +169,21 @@ def test_failed_attempts_are_on_the_screen(visit_link: Callable[..., Visit], lin
     visit.check()
 
 
+def test_a_group_whose_attempts_all_failed_has_no_best_reply(visit_link: Callable[..., Visit]) -> None:
+    with serve(ROOT / "tests" / "data" / "view" / "verifiers_traces") as link:
+        visit = visit_link(link)
+        visit.open("#/run/verifiers_traces/evaluation/0/group/2")
+        assert "2 failed attempts" in visit.text()
+        assert visit.text(".columns") == "No reply is complete."
+        button = visit.page.get_by_role("button", name="Best against worst")
+        assert button.count() == 0  # it is hidden
+        visit.page.get_by_label("Differences between").select_option("0.0")
+        visit.page.get_by_label("and", exact=True).select_option("1.0")
+        visit.page.get_by_role("button", name="Show all replies").click()
+        visit.page.get_by_text("No reply is complete.").wait_for()
+        visit.check()
+
+
 def test_one_token_is_no_plural(tmp_path: Path, visit_link: Callable[..., Visit]) -> None:
     with serve(write_run(tmp_path / "short", steps=1)) as link:
         visit = visit_link(link)

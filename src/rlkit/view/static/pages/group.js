@@ -24,15 +24,16 @@ export default async function showGroup([, id, kind, step, , position], query) {
     return articles.get(reply.key);
   };
   const [head, picker] = [h("div"), makePicker([...graded, ...failed], graded)];
-  const props = { tabIndex: 0, role: "region", "aria-label": "Replies" };
-  const columns = h("div.columns", props, emptyNote("No reply is complete."));
+  const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
+  const note = emptyNote("No reply is complete.");
   const draw = () => {
     const { data: [group], query: { diff } } = page;
     const [, current] = splitReplies(group);
     replace(head, drawHead(id, kind, group));
     picker.show(diff);
     columns.classList.toggle("two", Boolean(diff));
-    const shown = diff ? drawDifference([...current, ...failed], diff) : current.map(drawColumn);
+    const drawReplies = () => (current.length ? current.map(drawColumn) : [note]);
+    const shown = diff ? drawDifference([...current, ...failed], diff) : drawReplies();
     if (shown.some((column, index) => column !== columns.children[index])) replace(columns, shown);
   };
   const content = [
