@@ -14,8 +14,8 @@ export function makeTable(label, heads, rows = []) {
 }
 
 /**
- * Return {node, show(items, emptyText)}: a table as of `makeTable`. `show` draws as many rows as it had, and others when
- * the end comes into view.
+ * Return {node, show(items, emptyText)}: a table as of `makeTable`. `show` draws as many rows as it had, and others
+ * when the end comes into view.
  */
 export function makeList(label, heads, drawRow) {
   const node = makeTable(label, heads);
