@@ -2,7 +2,7 @@
 
     uv run python benchmarks/prefixes.py
     uv run python benchmarks/prefixes.py --model smollm2-135m --agents 8     (random weights of that shape)
-    uv run python benchmarks/prefixes.py --model qwen3.5-0.8b --processor-time
+    uv run python benchmarks/prefixes.py --model qwen3.5-small --rounds 1 --processor-time
 
 An agent begins with a system prompt of 600 tokens. Each turn adds 200 to 400 new tokens and samples 16. Agents advance
 together, a turn at a time. The peer is the engine itself without room for prefixes; each turn runs on both sides, in

@@ -12,7 +12,7 @@ SHAPES = {
     "qwen3-1.7b": ("qwen3", 151936, 2048, 6144, 28, 16, 8, 128),
     "qwen3-4b": ("qwen3", 151936, 2560, 9728, 36, 32, 8, 128),
     "qwen3.5-0.8b": ("qwen3_5_text", 248320, 1024, 3584, 24, 8, 2, 256),
-    "qwen3.5-0.8b-half": ("qwen3_5_text", 248320, 1024, 3584, 12, 8, 2, 256),  # half of the layers
+    "qwen3.5-small": ("qwen3_5_text", 4096, 512, 1792, 8, 4, 2, 128),  # with delta nets of the same size
 }
 # Value heads of delta nets; other sizes of delta nets are those of transformers.
 VALUE_HEADS = {"qwen3_5_text": {"linear_num_value_heads": 16}}
