@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -379,6 +381,26 @@ def test_a_request_that_outlives_its_rollout_is_an_error(stream: bool, caplog: p
     assert '"message": "the rollout has ended"' in asyncio.run(main()).replace('":"', '": "')
     assert not policy.turns
     assert not caplog.records
+
+
+def test_a_request_that_outlives_its_rollout_keeps_nothing_of_it() -> None:
+    async def main() -> weakref.ref[RecordingPolicy]:
+        sampler = WaitingSampler()
+        policy = make_policy(sampler=sampler)
+        async with httpx.AsyncClient() as client:
+            async with policy.endpoint() as endpoint:
+                body = {"messages": [{"role": "user", "content": "begin"}]}
+                headers = {"Authorization": f"Bearer {endpoint.key}"}
+                request = asyncio.create_task(
+                    client.post(f"{endpoint.url}/chat/completions", json=body, headers=headers)
+                )
+                await sampler.waiting.wait()
+            assert (await request).status_code == 400
+        return weakref.ref(policy)
+
+    policy = asyncio.run(main())
+    gc.collect()
+    assert policy() is None
 
 
 def test_the_end_of_a_cancelled_rollout_is_its_cancellation() -> None:

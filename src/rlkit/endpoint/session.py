@@ -23,9 +23,6 @@ ARRIVING_BYTES = 64 << 20  # limit of the bodies of a session that arrive at the
 RESPONSES_MAX = 1000  # number of responses that later requests can name as the previous one
 
 
-_END = Rejection(400, "the rollout has ended")
-
-
 class ChatPolicy(Protocol):
     """A policy that holds conversations, see `rlkit.Policy`."""
 
@@ -106,9 +103,9 @@ class Session(ABC):
             raise explain(error) from error
 
     async def _run[T: Reply | int](self, start: Callable[[], Coroutine[object, object, T]]) -> T:
-        """Do the work of a request in the context of the rollout; raise `_END` if the rollout ends before it."""
+        """Do the work of a request in the context of the rollout; raise Rejection if the rollout ends before it."""
         if self._is_closed:
-            raise _END
+            raise _make_end()
         task = asyncio.create_task(start(), context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -116,7 +113,7 @@ class Session(ABC):
             return await task
         except asyncio.CancelledError:
             if self._is_closed:
-                raise _END from None
+                raise _make_end() from None
             raise
         except (LimitReached, ServiceError, MissingError, EnvironmentFault):
             raise
@@ -168,6 +165,11 @@ class RolloutSession(Session):
         if self.fault is not None:  # the rollout has failed, and clients such as Codex repeat a failed request
             raise explain(self.fault)
         return self._policy
+
+
+def _make_end() -> Rejection:
+    """Return the rejection of a request after its rollout; a shared one would keep the frames that raised it."""
+    return Rejection(400, "the rollout has ended")
 
 
 def _complete_messages(messages: Sequence[Message]) -> Sequence[Message]:
