@@ -276,6 +276,30 @@ def test_a_conversation_that_cannot_be_counted_is_an_error_and_no_failure_of_the
     assert len(policy.turns) == 1
 
 
+def test_a_client_that_leaves_cancels_its_count() -> None:
+    waiting, cancelled = asyncio.Event(), asyncio.Event()
+
+    class Stuck(ScriptedPolicy):
+        async def count_tokens(self, *arguments: Any, **options: Any) -> int:
+            waiting.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            return 0
+
+    async def work(client: AsyncAnthropic) -> None:
+        counting = asyncio.create_task(client.messages.count_tokens(model="m", messages=[BEGIN]))
+        await waiting.wait()
+        counting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await counting
+        async with asyncio.timeout(HANG_S):
+            await cancelled.wait()
+
+    play(Stuck([]), work)
+
+
 FILE = {"type": "image", "source": {"type": "url", "url": "file:///etc/passwd"}}
 
 

@@ -90,14 +90,8 @@ async def _answer(protocol: type[Exchange], session: Session, request: Request) 
             if not replies.done() or replies.exception() is None:
                 is_streaming = True
                 return StreamingResponse(_stream(exchange, replies), media_type="text/event-stream")
-        else:
-            gone = asyncio.ensure_future(_wait_until_gone(request))
-            await asyncio.wait([replies, gone], return_when=asyncio.FIRST_COMPLETED)
-            gone.cancel()
-        if not replies.done():
-            raise Rejection(400, "the client is gone")
         # Not a JSONResponse: numbers that are not finite, which a request may hold, would fail it after its turn.
-        return Response(json.dumps(exchange.encode(replies.result())), media_type="application/json")
+        return Response(json.dumps(exchange.encode(await _finish(replies, request))), media_type="application/json")
     finally:
         if not is_streaming:
             replies.cancel()
@@ -105,7 +99,21 @@ async def _answer(protocol: type[Exchange], session: Session, request: Request) 
 
 async def _count_tokens(session: Session, request: Request) -> Response:
     exchange = parse_body(await _read_body(request, session), AnthropicMessage)
-    return JSONResponse({"input_tokens": await session.count_tokens(exchange)})
+    counting = asyncio.ensure_future(session.count_tokens(exchange))
+    return JSONResponse({"input_tokens": await _finish(counting, request)})
+
+
+async def _finish[T](work: asyncio.Future[T], request: Request) -> T:
+    """Return the result of the work of a request; cancel it, and raise a Rejection, once the client is gone."""
+    gone = asyncio.ensure_future(_wait_until_gone(request))
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise Rejection(400, "the client is gone")
+        return work.result()
+    finally:
+        gone.cancel()
+        work.cancel()
 
 
 async def _stream(exchange: Exchange, replies: asyncio.Future[Sequence[Reply]]) -> AsyncGenerator[str]:
