@@ -363,6 +363,17 @@ def test_owners_share_the_batch_without_changing_results(weights: Weights, two_l
     assert results[0][1] <= 26  # it did not wait for the samples of the other
 
 
+def test_owners_that_lack_memory_go_on_after_the_last_row(weights: Weights, lanes: Lanes) -> None:
+    decoder = Decoder(
+        weights, lanes, limits=replace(batch_limits(torch.device("cpu")), kv_bytes=1)
+    )  # one row at a time
+    results: list[SampleResult] = []
+    for seed, owner in enumerate("aba"):
+        decoder.submit(request(seed, samples=1), results.append, owner=owner)
+    run(decoder)
+    assert len(results) == 3
+
+
 def test_a_single_owner_keeps_its_rows(weights: Weights, lanes: Lanes) -> None:
     decoder = Decoder(weights, lanes, limits=replace(batch_limits(torch.device("cpu")), rows=4))
     decoder.submit(request(0, samples=4, max_tokens=50), lambda _: None, owner="one")

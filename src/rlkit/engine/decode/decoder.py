@@ -129,7 +129,9 @@ class Decoder:
     def _share_batch(self) -> None:
         """Requeue rows of the owner with most, while the batch is full and rows wait of an owner with fewer."""
         waiting, running = _count_owners(self._waiting), _count_owners(self._batch.rows)
-        if len(waiting | running) < 2 or not (self._lacks_memory or self.running_count >= self._limits.rows):
+        if not running or len(waiting | running) < 2:
+            return
+        if not self._lacks_memory and self.running_count < self._limits.rows:
             return
         for owner in sorted(waiting, key=running.__getitem__):
             for _ in range(waiting[owner]):
