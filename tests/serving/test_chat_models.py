@@ -12,7 +12,9 @@ import openai
 import pytest
 
 import rlkit
+import rlkit.serving
 from rlkit.engine import EngineServer
+from rlkit.errors import ServiceError
 from rlkit.serving import ChatModels
 
 ASK: list[Any] = [{"role": "user", "content": "begin"}]
@@ -103,3 +105,16 @@ def test_a_client_of_anthropic_gets_the_same_reply(engine: EngineServer, byte_mo
 def test_an_engine_without_the_extension_has_no_chats(tmp_path: Path) -> None:
     with EngineServer(root=tmp_path / "engine") as engine:
         assert httpx.post(f"{engine.url}/v1/chat/completions", json={}).status_code in (401, 404)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_service_that_fails_while_a_model_is_loaded_is_named(
+    engine: EngineServer, byte_model_dir: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ServiceError("the service does not answer")
+
+    monkeypatch.setattr(rlkit.serving, "open_model", fail)
+    body = {"model": str(byte_model_dir), "max_tokens": 9, "messages": ASK}
+    reply = httpx.post(f"{engine.url}{path}", json=body, headers={"x-api-key": engine.api_key}, timeout=60)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (500, "the service does not answer")

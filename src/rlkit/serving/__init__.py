@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, override
 
-from rlkit.endpoint.rejection import Rejection
+from rlkit.endpoint.rejection import Rejection, explain
 from rlkit.endpoint.session import ChatPolicy, Session
-from rlkit.errors import MissingError, UsageError
+from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.serving.model import ServedModel, open_model
 from rlkit.types import Sampling
 
@@ -83,6 +83,8 @@ class ChatModels(Session):
             return await asyncio.shield(task)  # other requests wait for it too
         except (MissingError, UsageError) as error:
             raise Rejection(404, f"model {name!r}: {error}", code="not_found", field="model") from error
+        except RlkitError as error:
+            raise explain(error) from error
 
     async def _load(self, name: str) -> ServedModel:
         try:
