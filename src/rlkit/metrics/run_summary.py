@@ -45,6 +45,7 @@ def summarize_run(directory: Path) -> dict[str, Any]:
     steps = sum(map(int, re.findall(r"^(?:  )?steps: (\d{1,9})\b", config, re.MULTILINE)))  # with those of a warm start
     is_late = re.search("^warm_start:(?! null)", config, re.MULTILINE) is not None  # conversations have no reward
     is_rare = (directory / "evaluations").is_dir()
+    # True where such lines may be in the middle of the file.
     patterns = {STEP_PATTERN: False, '"env/[^/"]+/reward/mean"': is_late, '"eval/': is_rare}
     (_, last), played, evaluated = json_lines.read_ends(directory / "metrics.jsonl", patterns)
     step, evaluation = pick(last, "step", int) or 0, _average_ends(*evaluated, prefix="eval")

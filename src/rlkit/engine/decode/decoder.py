@@ -195,7 +195,7 @@ class Decoder:
                 count, shared = len(prefix.pages), [*itertools.takewhile(new_pages.__contains__, prefix.missing)]
                 place = self._prefixes.round_down(min(count + len(shared), limit // PAGE_TOKENS))
                 # The prompt waits for the next wave if its next pages are computed in this one.
-                if place > count:
+                if place > count:  # a model with delta nets begins where the other prompt keeps its states
                     new_pages[shared[place - count - 1]].state_places.add(place)
                 else:
                     wave[key] = prefix

@@ -86,7 +86,8 @@ def prefill(
         rows = slice(end - n, end)
         scores = [_score_prompt(weights, hidden[rows], request) for request in group]
         pages = [*prefixes[i].pages, *new_pages[i]]
-        kept_states = {len(prefixes[i].pages): prefixes[i].states, **dict(zip(places[i], states[i], strict=False))}
+        between = zip(places[i], states[i], strict=False)  # the last states are after the prompt, at no place
+        kept_states = {len(prefixes[i].pages): prefixes[i].states, **dict(between)}
         results.append(PrefilledPrompt(last[i], pages, states[i][-1], kept_states, scores))
     return results
 

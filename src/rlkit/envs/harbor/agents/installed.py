@@ -171,9 +171,9 @@ def check_agent(name: str, kwargs: Mapping[str, Json], env: Mapping[str, str], *
 def _make_fields(name: str, endpoint: Endpoint, kwargs: Mapping[str, Json], env: Mapping[str, str]) -> dict[str, Json]:
     """Return Harbor's configuration of an agent; raise a UsageError if a user's setting replaces the connection."""
     connection = _CONNECTIONS.get(name, _Connection())
-    for variable in filter(env.__contains__, connection.rivals):
+    if rivals := [variable for variable in connection.rivals if variable in env]:
         raise UsageError(
-            f"agent_env: {name} would prefer {variable} to the endpoint of the rollout's policy: leave it out"
+            f"agent_env: {name} would prefer {' and '.join(rivals)} to the endpoint of the policy: leave out such variables"
         )
     variables = {**endpoint.variables, **_fill_in(connection.variables, endpoint)}
     return {
