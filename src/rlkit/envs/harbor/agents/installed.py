@@ -173,7 +173,7 @@ def _make_fields(name: str, endpoint: Endpoint, kwargs: Mapping[str, Json], env:
     connection = _CONNECTIONS.get(name, _Connection())
     if rivals := [variable for variable in connection.rivals if variable in env]:
         raise UsageError(
-            f"agent_env: {name} would prefer {' and '.join(rivals)} to the endpoint of the policy: leave out such variables"
+            f"agent_env: {name} would prefer {' and '.join(rivals)} to the policy's endpoint: leave out such variables"
         )
     variables = {**endpoint.variables, **_fill_in(connection.variables, endpoint)}
     return {
