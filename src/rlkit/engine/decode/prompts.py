@@ -30,7 +30,7 @@ _HEAD_ROWS = 64  # positions per product with the output layer; bounds the memor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefilledPrompt:
-    """What requests with a common prompt need of it."""
+    """Results of a prompt that several requests have in common."""
 
     logits: Tensor  # [V], after the last token
     pages: Sequence[Tensor]  # of keys and values, [layers, ·, 2K, D]
