@@ -119,22 +119,17 @@ class RunReader(RecordReader):
     def read_replies(self, step: Step, position: int) -> Mapping[Place, Row]:
         rows = tables.read_attempts(self._find_table(step), position)
         pieces = tables.read_texts(pieces_path(self.path))
-        for row in rows.values():
-            row["info"] = json.loads(row["info"])
-            for index, turn in enumerate(row["turns"]):
-                turn["images"] = [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()]
-                turn["messages"] = _list_messages(turn, index, pieces)
-        return rows
+        return {place: _show_attempt(row, pieces) for place, row in rows.items()}
 
     @override
     def read_episode(self, step: Step, place: Place) -> Row:
         """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
         kind, number = step
-        row = self.read_replies(step, place[0])[place]
+        pieces = tables.read_texts(pieces_path(self.path))
+        row = _show_attempt(tables.read_attempts(self._find_table(step), place[0])[place], pieces)
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" and row["final"] else {}
         update = updates.get(row["draw"])
         sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
-        pieces = tables.read_texts(pieces_path(self.path))
         used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
         return {
             "error": row["error"],
@@ -156,6 +151,17 @@ class RunReader(RecordReader):
     def search_envs(self) -> Sequence[str]:
         """Return the environments that recorded what they discovered."""
         return sorted({path.parent.name for path in (self.path / ARTEFACTS).glob("*/*.record.json")})
+
+
+def _show_attempt(row: Row, pieces: Mapping[int, TokenPiece]) -> Row:
+    """Return an attempt with its `info`, and with its turns as the page shows them."""
+    turns = [_show_turn(turn, index, pieces) for index, turn in enumerate(row["turns"])]
+    return {**row, "info": json.loads(row["info"]), "turns": turns}
+
+
+def _show_turn(turn: Row, index: int, pieces: Mapping[int, TokenPiece]) -> Row:
+    images = [make_data_uri(image["format"], image["data"]) for image in turn["images"] or ()]
+    return {**turn, "images": images, "messages": _list_messages({**turn, "images": images}, index, pieces)}
 
 
 def _make_group(attempts: Sequence[Row], update: RecordedUpdate | None, reason: str | None) -> Row:
