@@ -220,7 +220,10 @@ def measure_pages(visitor: Visitor, made: MadeRuns, *, rounds: int) -> Times:
         episode = f"/run/{view_runs.BIG}/step/{made.long_step}/episode/0/0/0"
         measured["tokens"] = visitor.go(f"{episode}?view=tokens", has_colours(".p1, .p2, .p3, .p4, .n1, .n2, .n3, .n4"))
         colours = ".s0, .s1, .s2, .s3, .s4, .s5"
-        measured["colours"] = visitor.go(f"{episode}?view=tokens&colour=logprob", has_colours(colours))
+        choose = "Object.assign(box, {value: 'logprob'}).dispatchEvent(new Event('change'))"
+        measured["colours"] = visitor.act(
+            f"((box) => {choose})(document.querySelector('.token-bar select'))", has_colours(colours)
+        )
         for name, value in measured.items():
             times.setdefault(name, []).append(value)
     return times

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Literal
 
@@ -124,7 +125,8 @@ def list_state_steps(directory: Path) -> list[int]:
 
 def list_table_steps(directory: Path, *, kind: TableKind = "step") -> list[int]:
     """Return the steps whose episodes, or those of their evaluations, are on the disk."""
-    return _read_steps(path.parent.name for path in directory.glob(f"{_FOLDERS[kind]}/*/episodes.parquet"))
+    names = glob(f"{_FOLDERS[kind]}/*/episodes.parquet", root_dir=directory)  # noqa: PTH207  four times as fast
+    return _read_steps(name.split("/")[-2] for name in names)
 
 
 def _read_steps(names: Iterable[str]) -> list[int]:

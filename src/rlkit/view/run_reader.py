@@ -39,6 +39,7 @@ _PENDING = "not trained yet"
 _DIGITS = 5  # decimals of log-probabilities and advantages on the page
 
 _read_lines = cache_file(read_metrics)
+_read_settings = cache_file(lambda path: read_configuration(path.parent, read_settings, default=[]))
 _find_problems = cache_file(lambda path: [asdict(finding) for finding in find_problems(_read_lines(path))])
 
 
@@ -59,7 +60,7 @@ class RunReader(RecordReader):
     def run(self) -> Row:
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
-        config, damage = read_configuration(self.path, read_settings, default=[])
+        config, damage = _read_settings(self.path / "config.yaml")
         saved, summary = checkpoints(self.path), self.summary()
         return {
             **summary,
@@ -130,7 +131,8 @@ class RunReader(RecordReader):
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" and row["final"] else {}
         update = updates.get(row["draw"])
         sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]
-        used = {token for turn in row["turns"] for token in (*turn["prompt"], *turn["completion"])} & pieces.keys()
+        used = set[int]().union(*(turn[name] for turn in row["turns"] for name in ("prompt", "completion")))
+        used &= pieces.keys()
         return {
             "error": row["error"],
             "info": row["info"],

@@ -124,6 +124,22 @@ def test_a_search_finds_text_in_replies_only(record: Path) -> None:
     assert matches and all("4" in excerpt for *_, excerpt in matches)
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("NaN", None), ("-Infinity", None), ('"\\ud83d"', "\ud83d"), ("[" * 300 + "1" + "]" * 300, None), ('"é"', "é")],
+    ids=["no number", "infinite", "half a character", "300 lists", "not ASCII"],
+)
+def test_values_that_json_lacks_or_that_are_rare_reach_the_page(tmp_path: Path, value: str, shown: Any) -> None:
+    (tmp_path / "metadata.json").write_text("{}")
+    (tmp_path / "results.jsonl").write_text(f'{{"example_id": 1, "reward": 1.0, "answer": [{value}]}}\n')
+    episode = json.loads(Library([tmp_path]).respond(f"run/{tmp_path.name}/evaluation/0/episode/0/0/0"))
+    (answer,) = episode["info"]["answer"]
+    if value[0] == "[":
+        assert json.dumps(answer) == value
+    else:
+        assert answer == shown
+
+
 def test_epochs_of_an_inspect_sample_are_a_group() -> None:
     name = "inspect.eval"
     reader = load(DATA / name)

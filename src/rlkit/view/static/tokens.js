@@ -1,6 +1,7 @@
 /** The exact tokens of an episode, each a span whose class is its colour. Chunks off the screen are not laid out. */
 import { drawImage } from "rlkit/chat";
-import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, replace, swatch } from "rlkit/ui";
+import { choiceControl, formatNumber, formatSigned, h, isKnown, joinFacts, joinRuns, markInvisible, replace,
+  swatch } from "rlkit/ui";
 
 const IMAGE = -1; // the id of a place of an image
 const [CHUNK_TOKENS, MAX_CHUNK_TOKENS] = [300, 1200];
@@ -111,7 +112,8 @@ export function drawTokens(episode, drawHead, colouring) {
 function drawSpan({ text, piece }) {
   const whole = text || piece;
   const short = whole.length > MAX_PIECE_CHARS ? `${whole.slice(0, MAX_PIECE_CHARS)}…` : whole;
-  return h("span", short.replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›");
+  const shown = short.replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›";
+  return Object.assign(document.createElement("span"), { textContent: markInvisible(shown) }); // faster than h()
 }
 
 /** Return the spans of tokens in chunks, which end with a line if they can. */
@@ -121,7 +123,7 @@ function drawChunks(tokens, spans, start, end) {
     const isFull = last - first >= CHUNK_TOKENS && tokens[last - 1].piece.endsWith("\n");
     if (last < end && last - first < MAX_CHUNK_TOKENS && !isFull) continue;
     const chunk = h("div.chunk");
-    chunk.append(...spans.slice(first, last));
+    for (let index = first; index < last; index++) chunk.appendChild(spans[index]); // faster than append(...)
     chunks.push(chunk);
     first = last;
   }

@@ -60,7 +60,7 @@ function drawResult(label, [start, now]) {
 function drawFindings(run) {
   if (!run.findings?.length) return null;
   const items = run.findings.map(({ step, last, name, env, text, action }) => {
-    const place = last && last !== step ? `steps ${step}–${last}` : `step ${step}`;
+    const place = last && last !== step ? `first at step ${step}, last at ${last}` : `step ${step}`;
     const isRecorded = run.steps_recorded.includes(step);
     return h("li", { dataset: { row: "" } },
       h("div.where", isRecorded ? h("a", { href: runHash(run.id, "step", step) }, place) : place),
