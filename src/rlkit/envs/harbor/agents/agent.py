@@ -11,8 +11,9 @@ counts; a run without a recorded end was stopped from outside.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -58,8 +59,8 @@ class AgentEnd:
         if self.reason == "cancelled":
             self.reason, self.detail, self.error = reason, escape_surrogates(detail), error
 
-    def record_error(self, error: Exception) -> None:
-        """Record the end by an exception."""
+    def record_error(self, error: Exception, log: logging.Logger) -> None:
+        """Record the end by an exception; raise it if no verifier can run then, or if a retry cannot fix it."""
         text = str(error)
         match error:
             case ContextFull():
@@ -69,8 +70,10 @@ class AgentEnd:
             case ServiceError():
                 reason = "service_error"
             case EnvironmentDown() | UsageError() | MissingError():
-                reason = "agent_error"
+                self.record("agent_error", text, error)
+                raise error
             case _:
+                log.error("the agent's own code failed", exc_info=error)
                 reason, text = "agent_error", f"{type(error).__name__}: {safe_str(error)}"
         self.record(reason, text, error)
 
@@ -80,15 +83,13 @@ def join_ends(ends: Sequence[AgentEnd]) -> AgentEnd:
     if not ends:
         return AgentEnd("cancelled", "the agent was not started")
     first = next((end for end in ends if end.reason != "completed"), ends[-1])
-    return AgentEnd(
-        reason=first.reason,
-        detail=first.detail,
+    return replace(
+        first,
         turns=sum(end.turns for end in ends),
         parse_errors=sum(end.parse_errors for end in ends),
         truncated_turns=sum(end.truncated_turns for end in ends),
         summaries=sum(end.summaries for end in ends),
         llm_s=sum(end.llm_s for end in ends),
-        error=first.error,
     )
 
 

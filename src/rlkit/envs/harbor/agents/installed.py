@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -240,7 +241,7 @@ async def open_installed_agent(
                 if name == "openclaw" and not environment.capabilities.mounted:
                     agent.exec_as_agent = execute_with_logs  # pyright: ignore[reportAttributeAccessIssue]  it gives these
                 async with forwarding:
-                    await _run_to_limit(run(instruction, environment, context), policy, endpoint, end)
+                    await _run_to_limit(run(instruction, environment, context), policy, endpoint, end, agent.logger)
 
             agent.install, agent.run = install_if_missing, run_step
 
@@ -276,7 +277,7 @@ def _hide_variables_of_host(agent: BaseInstalledAgent) -> None:
 
 
 async def _run_to_limit(
-    running: Coroutine[object, object, None], policy: Policy, endpoint: Endpoint, end: AgentEnd
+    running: Coroutine[object, object, None], policy: Policy, endpoint: Endpoint, end: AgentEnd, log: logging.Logger
 ) -> None:
     """Run the agent on one step of its task; after a limit, end it, and ignore its exit code.
 
@@ -299,7 +300,7 @@ async def _run_to_limit(
         end.count_turns(policy.turns[turn_count:])
         await asyncio.wait([agent])
     if endpoint.limit is not None:
-        end.record_error(endpoint.limit)
+        end.record_error(endpoint.limit, log)
     elif not end.turns:
         raise EnvironmentDown(f"the agent ended without a reply of its model: {failure or 'see its logs'}")
     elif failure is not None:

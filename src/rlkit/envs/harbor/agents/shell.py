@@ -7,7 +7,6 @@ environment failures and errors that a retry cannot fix.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import re
@@ -35,7 +34,6 @@ from rlkit.envs.harbor.agents.commands import (
     split_output,
 )
 from rlkit.envs.harbor.verification.agent_records import write_record
-from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError
 from rlkit.policy import Policy
 from rlkit.sandbox import CommandTimeout
 from rlkit.types import Message, Reply
@@ -113,14 +111,8 @@ class ShellAgent(PolicyAgent, BaseAgent):
         episode = _Episode(self.policy, environment, cast("ShellOptions", self.options), end)
         try:
             await episode.play(instruction)
-        except (EnvironmentDown, UsageError, MissingError) as error:
-            end.record_error(error)
-            raise
-        except (LimitReached, ServiceError) as error:
-            end.record_error(error)
         except Exception as error:
-            self.logger.exception("the agent's own code failed")
-            end.record_error(error)
+            end.record_error(error, self.logger)
         finally:
             end.count_turns(self.policy.turns[turn_count:])
             context.n_input_tokens, context.n_output_tokens = count_tokens(self.policy.turns, turn_count)
@@ -180,8 +172,6 @@ class _Episode:
         start_s = time.monotonic()
         try:
             execution = await self._environment.exec(script, timeout_sec=limit_s)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - start_s):
                 return f"(the command was ended after {limit_s} s)"

@@ -177,19 +177,15 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
         end = self._end
         try:
             await super()._run_agent_loop(initial_prompt, chat, original_instruction)
-        except (EnvironmentDown, UsageError, MissingError) as error:
-            end.record_error(error)
-            raise
         except ContextLengthExceededError as error:
             end.record("overflow", str(error), error)
-        except (LimitReached, ServiceError) as error:
-            end.record_error(error)
+        except (EnvironmentDown, LimitReached, MissingError, ServiceError, UsageError) as error:
+            end.record_error(error, self.logger)
         except Exception as error:
             if self._session is not None and not await self._session.is_session_alive():
                 end.record("completed", "the terminal's session ended during a turn")
             else:
-                self.logger.exception("the agent's own code failed")
-                end.record_error(error)
+                end.record_error(error, self.logger)
         else:
             if self._is_confirmed:
                 end.record("completed", "the model confirmed that the task is complete")
@@ -353,7 +349,7 @@ class _GuardedEnvironment:
     async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
         try:
             return await self._environment.exec(*args, **kwargs)
-        except (asyncio.CancelledError, EnvironmentDown):
+        except EnvironmentDown:
             raise
         except Exception as error:
             raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {safe_str(error)}") from error
