@@ -125,9 +125,6 @@ class _RunningTrial[T]:
                 self._set_verdict(trial.result, folder)
             await stop(delete)
 
-        async def on_environment_start(_: TrialHookEvent) -> None:
-            await self.gate_pass.wait_to_start()
-
         async def on_agent_start(_: TrialHookEvent) -> None:
             await self.gate_pass.wait_to_play()
             await in_thread(records.begin)
@@ -136,19 +133,16 @@ class _RunningTrial[T]:
             self.gate_pass.release()
             await in_thread(records.save)
 
-        async def on_verification_start(_: TrialHookEvent) -> None:
-            await self.gate_pass.wait_to_verify()
-
         async def start_and_note_processes(force_build: bool) -> None:
             await start_environment(force_build)
             await note_processes(environment)
 
         environment.stop = set_verdict_and_stop
         environment.start = start_and_note_processes
-        trial.add_hook(TrialEvent.ENVIRONMENT_START, on_environment_start)
+        trial.add_hook(TrialEvent.ENVIRONMENT_START, lambda _: self.gate_pass.wait_to_start())
         trial.add_hook(TrialEvent.AGENT_START, on_agent_start)
         trial.add_hook(TrialEvent.AGENT_END, on_agent_end)
-        trial.add_hook(TrialEvent.VERIFICATION_START, on_verification_start)
+        trial.add_hook(TrialEvent.VERIFICATION_START, lambda _: self.gate_pass.wait_to_verify())
 
     def _set_verdict(self, result: TrialResult, folder: Path) -> None:
         if self.verdict.done():
