@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlkit._util.files.lock import LockFile
@@ -94,28 +94,25 @@ async def build(
     Raises:
         EnvironmentFault: a RUN failed; the message has file, line and the end of its output.
     """
-    name, layers, folders = base_image.name, list(base_image.layers), list(base_image.folders)
-    has_new_layers = False
+    image, has_new_layers = base_image, False
     for step in recipe.steps:
         if isinstance(step, Folder):
-            folders.append(step.path)
+            image = replace(image, folders=(*image.folders, step.path))
             continue
         entries = await in_thread(context.list_entries, step, folder) if isinstance(step, Copy) else []
-        name = _hash_step(name, step, await in_thread(context.hash_entries, entries))
+        name = _hash_step(image.name, step, await in_thread(context.hash_entries, entries))
         path = sandbox_folders.store() / "layers" / name
-        lower_image = Image(name, base_image.trees, tuple(layers), folders=tuple(folders))
         async with _lock(path):
             if (rebuild and path not in _rebuilt_layers) or not path.is_dir():
-                layer = await _run_step(step, entries, lower_image, limits=limits, timeout_s=timeout_s)
+                layer = await _run_step(step, entries, image, limits=limits, timeout_s=timeout_s)
                 await in_thread(_store_layer, layer, path)
                 _rebuilt_layers.update([path] if rebuild else [])
                 has_new_layers = True
             os.utime(path)
-        layers.append(name)
+        image = replace(image, name=name, layers=(*image.layers, name))
     if has_new_layers:
         await in_thread(prune)
-    env = {**base_image.env, **recipe.env}
-    return Image(name, base_image.trees, tuple(layers), env, recipe.workdir, recipe.user, tuple(folders))
+    return replace(image, env={**image.env, **recipe.env}, workdir=recipe.workdir, user=recipe.user)
 
 
 def prune(max_bytes: int = _CACHE_BYTES) -> int:
