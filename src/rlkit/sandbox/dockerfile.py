@@ -160,7 +160,7 @@ class _Reader:
         if self._recipe is not None:
             raise instruction.error("second FROM: the local sandbox does not support several stages")
         flags, rest = _split_flags(instruction, {"platform"})
-        words = self._substitute(rest, self._stage_args).split()
+        words = self._substitute(rest).split()
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
             raise instruction.error(f"expected FROM image [AS name], not {rest!r}")
         if not flags.get("platform", "linux").startswith(("linux", "$")):
@@ -173,7 +173,7 @@ class _Reader:
             name, has_default, default = word.partition("=")
             value = self.build_args.get(name, self._global_args.get(name) if not has_default else None)
             if value is None and has_default:
-                value = self._substitute(default, self._variables())
+                value = self._substitute(default)
             if value is not None:
                 self._stage_args[name] = value
 
@@ -187,10 +187,10 @@ class _Reader:
             case "ENV":
                 recipe.env |= self._env(instruction)
             case "WORKDIR":
-                recipe.workdir = _join_path(recipe.workdir, self._substitute(_unquote(text), self._variables()))
+                recipe.workdir = _join_path(recipe.workdir, self._substitute(_unquote(text)))
                 recipe.steps.append(Folder(recipe.workdir))
             case "USER":
-                recipe.user = self._substitute(text, self._variables())
+                recipe.user = self._substitute(text)
             case _:
                 words = _json_words(text)
                 if not words:
@@ -222,7 +222,7 @@ class _Reader:
         if "from" in flags:
             raise instruction.error(f"{instruction.name} --from is not supported by the local sandbox")
         words = _json_words(text) or self._words(instruction, text)
-        words = [self._substitute(word, self._variables()) for word in words]
+        words = [self._substitute(word) for word in words]
         if len(words) < 2:
             raise instruction.error(f"{instruction.name} needs sources and a target, not {text!r}")
         *sources, target = words
@@ -240,7 +240,7 @@ class _Reader:
         return Copy(
             tuple(sources),
             joined_path.rstrip("/") + "/" if is_folder else joined_path,
-            self._substitute(flags["chown"], self._variables()) if "chown" in flags else None,
+            self._substitute(flags["chown"]) if "chown" in flags else None,
             int(mode, 8) if mode else None,
             instruction.documents[0][1] if instruction.documents else None,
             instruction.location,
@@ -251,28 +251,25 @@ class _Reader:
         if "=" not in first[0]:
             if len(first) == 1:
                 raise instruction.error(f"ENV {first[0]} has no value")
-            return {first[0]: self._substitute(_unquote(first[1]), self._variables())}
-        variables = self._variables()
+            return {first[0]: self._substitute(_unquote(first[1]))}
         pairs: dict[str, str] = {}
         for word in _QUOTED_WORD.findall(instruction.text):
             name, equals, value = word.partition("=")
             if not equals:
                 raise instruction.error(f"expected ENV NAME=value, not {word!r}")
-            pairs[name] = self._value(value, variables)
+            pairs[name] = self._value(value)
         return pairs
 
-    def _value(self, text: str, variables: Mapping[str, str]) -> str:
+    def _value(self, text: str) -> str:
         """Return a value without its quotes; variables in single quotes are not substituted."""
         pieces = re.findall(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?:\\.|[^'\"\\])+|.", text, re.DOTALL)
         return "".join(
-            _unquote(piece) if piece.startswith("'") else self._substitute(_unquote(piece), variables)
-            for piece in pieces
+            _unquote(piece) if piece.startswith("'") else self._substitute(_unquote(piece)) for piece in pieces
         )
 
-    def _variables(self) -> dict[str, str]:
-        return {**self._stage_args, **(self._recipe.env if self._recipe else {})}
+    def _substitute(self, text: str) -> str:
+        variables = {**self._stage_args, **(self._recipe.env if self._recipe else {})}
 
-    def _substitute(self, text: str, variables: Mapping[str, str]) -> str:
         def value(match: re.Match[str]) -> str:
             if match[1]:
                 return match[1]
@@ -280,9 +277,9 @@ class _Reader:
             current = variables.get(name)
             is_set = bool(current) if operator.startswith(":") else current is not None
             if operator.endswith("+"):
-                return self._substitute(word, variables) if is_set else ""
+                return self._substitute(word) if is_set else ""
             if operator and not is_set:
-                return self._substitute(word, variables)
+                return self._substitute(word)
             return current or ""
 
         return _VARIABLE.sub(value, text)
