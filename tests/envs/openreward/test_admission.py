@@ -1,56 +1,69 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
+from contextlib import AsyncExitStack
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit._util.stopwatch import Stopwatch, use_stopwatches
-from rlkit.envs.openreward.admission import Gate, Limit
+from rlkit.envs.openreward.admission import Gate
 from rlkit.testing import run_virtual
+
+
+async def measure_pause(gate: Gate) -> float:
+    start_s = asyncio.get_running_loop().time()
+    await gate.pause()
+    return asyncio.get_running_loop().time() - start_s
 
 
 @given(st.lists(st.sampled_from(["opened", "refused", "failed"]), max_size=60), st.integers(1, 64))
 def test_the_limit_stays_between_one_and_its_maximum(events: list[str], maximum: int) -> None:
-    limit = Limit(maximum)
-    for now, event in enumerate(events):
-        match event:
-            case "opened":
-                limit.opened()
-            case "refused":
-                limit.refused(maximum, float(now))
-            case _:
-                limit.failed()
-        assert 1 <= limit.value <= maximum
-        assert 0 < limit.pause_s(Random(now)) <= 30
+    async def main() -> None:
+        gate = Gate(maximum)
+        for event in events:
+            getattr(gate, event)()
+            assert 1 <= gate.limit <= maximum
+            assert (await measure_pause(gate) > 0) == (event != "opened")
+
+    run_virtual(main())
 
 
 def test_a_refusal_halves_the_limit_once_and_sessions_that_open_restore_it() -> None:
-    limit = Limit(32)
-    for _ in range(20):  # all of them were sent before the first came back
-        limit.refused(32, now_s=10.0)
-    assert limit.value == 16
-    limit.refused(16, now_s=11.5)
-    assert limit.value == 8
-    opened = 0
-    while limit.value < 32:
-        limit.opened()
-        opened += 1
-    assert opened < 500
+    async def main() -> None:
+        gate = Gate(32)
+        async with AsyncExitStack() as sessions:
+            for _ in range(31):
+                await sessions.enter_async_context(gate.admitted())
+            for _ in range(20):  # all of them were sent before the first came back
+                gate.refused()
+            assert gate.limit == 16
+            await asyncio.sleep(1.5)
+            gate.refused()
+            assert gate.limit == 8
+        opened = 0
+        while gate.limit < 32:
+            gate.opened()
+            opened += 1
+        assert opened < 500
+
+    run_virtual(main())
 
 
 def test_pauses_grow_with_each_failure_in_a_row_and_differ() -> None:
-    limit = Limit(4)
-    longest = list[float]()
-    for _ in range(10):
-        limit.failed()
-        longest.append(max(limit.pause_s(Random(seed)) for seed in range(50)))
-    assert longest == sorted(longest)
-    assert len({limit.pause_s(Random(seed)) for seed in range(10)}) == 10
-    limit.opened()
-    limit.failed()
-    assert limit.pause_s(Random(0)) <= 0.5
+    async def main() -> None:
+        gate = Gate(4)
+        for failures in range(1, 11):
+            gate.failed()
+            pauses = [await measure_pause(gate) for _ in range(10)]
+            longest = min(30, 0.5 * 2 ** (failures - 1))
+            assert all(longest / 2 <= pause <= longest + 0.01 for pause in pauses)
+            assert len(set(pauses)) == 10
+        gate.opened()
+        gate.failed()
+        assert await measure_pause(gate) <= 0.51
+
+    run_virtual(main())
 
 
 def test_no_more_are_admitted_than_the_limit_says_and_a_cancelled_one_takes_no_place() -> None:

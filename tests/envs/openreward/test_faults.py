@@ -76,12 +76,12 @@ def test_every_rollout_ends_in_a_known_state_with_a_fifth_of_requests_failing(wo
             task = through(first, proxy.url)
             bad = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in range(3)))
             assert proxy.outcomes.total() > proxy.outcomes["through"]
-            limit = gate(task.settings.access, task.settings.max_sessions).limit
+            sessions = gate(task.settings.access, task.settings.max_sessions)
             # Whether a session was refused, and how many, depends on the order of the requests.
-            narrowed = limit.value = min(limit.value, 8.0)
+            narrowed = sessions.limit = min(sessions.limit, 8.0)
             proxy.share = 0.0
             good = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in (3, 4)))
-            assert limit.value > narrowed, "throughput recovers"
+            assert sessions.limit > narrowed, "throughput recovers"
         return bad, good
 
     bad, good = asyncio.run(days())

@@ -27,45 +27,16 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
 
-class Limit:
-    """Adaptive limit of concurrent sessions, from 1 to `max_sessions`."""
+class Gate:
+    """Gate to the concurrent sessions of one environment, in order of arrival; its limit is at most `max_sessions`."""
 
     def __init__(self, max_sessions: int) -> None:
         self._max_sessions = max_sessions
         self._calm_from_s = -math.inf
-        self.value = float(max_sessions)
-        """Concurrent sessions, from 1 to `max_sessions`; the fraction accumulates to the next session."""
-        self.failures = 0  # consecutive sessions that could not be opened
-
-    def opened(self) -> None:
-        """Record that a session was opened."""
-        self.failures = 0
-        self.value = min(float(self._max_sessions), self.value + max(_MIN_GROWTH, 1 / self.value))
-
-    def refused(self, active: int, now_s: float) -> None:
-        """Record that the server rejected a request with 429, with `active` sessions open or requested."""
-        self.failures += 1
-        if now_s >= self._calm_from_s:
-            self.value = max(1.0, min(self.value, active) / 2)
-            self._calm_from_s = now_s + _CALM_S
-
-    def failed(self) -> None:
-        """Record that a session could not be opened for another reason."""
-        self.failures += 1
-
-    def pause_s(self, random: Random) -> float:
-        """Return the pause in seconds before the next attempt after failures."""
-        max_pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(max(self.failures - 1, 0), 16))
-        return max_pause_s * random.uniform(0.5, 1.0)
-
-
-class Gate:
-    """Gate to at most `max_sessions` concurrent sessions of one environment, in order of arrival."""
-
-    def __init__(self, max_sessions: int) -> None:
-        self.limit = Limit(max_sessions)
         self._random = Random()  # jitter of retries; training does not depend on it
         self._slots = CapacityLimiter(max_sessions)
+        self.limit = float(max_sessions)  # concurrent sessions, from 1; the fraction accumulates to the next session
+        self.failures = 0  # consecutive sessions that could not be opened
 
     @property
     def active(self) -> int:
@@ -85,20 +56,32 @@ class Gate:
 
     async def pause(self) -> None:
         """Pause before the next attempt if the last sessions failed."""
-        if not self.limit.failures:
+        if not self.failures:
             return
+        max_pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(self.failures - 1, 16))
         with request_wait(OwnWait()):
-            await asyncio.sleep(self.limit.pause_s(self._random))
+            await asyncio.sleep(max_pause_s * self._random.uniform(0.5, 1.0))
 
     def opened(self) -> None:
         """Record that a session was opened."""
-        self.limit.opened()
-        self._slots.total_tokens = int(self.limit.value)
+        self.failures = 0
+        self._set_limit(min(float(self._max_sessions), self.limit + max(_MIN_GROWTH, 1 / self.limit)))
 
     def refused(self) -> None:
         """Record that the server rejected a request with 429."""
-        self.limit.refused(self.active + 1, asyncio.get_running_loop().time())
-        self._slots.total_tokens = int(self.limit.value)
+        self.failures += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._calm_from_s:
+            self._set_limit(max(1.0, min(self.limit, self.active + 1) / 2))
+            self._calm_from_s = now_s + _CALM_S
+
+    def failed(self) -> None:
+        """Record that a session could not be opened for another reason."""
+        self.failures += 1
+
+    def _set_limit(self, limit: float) -> None:
+        self.limit = limit
+        self._slots.total_tokens = int(limit)
 
 
 _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[object, int], Gate]]()

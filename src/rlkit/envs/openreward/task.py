@@ -88,7 +88,7 @@ class OpenRewardTask(Env):
             except SessionLost as lost:
                 if self.server is not None:
                     self.server.check()
-                session_gate.refused() if lost.busy else session_gate.limit.failed()
+                session_gate.refused() if lost.busy else session_gate.failed()
                 if not attempts_left or is_final():
                     raise EnvironmentFault(f"the session was lost: {lost}") from lost
         raise AssertionError("the last session returns or raises")
