@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, JsonValue
 
 from rlkit._util.sections import Positive, validate_fields
-from rlkit.envs.openreward.listing import Split, choose_tasks, list_tasks, settle_sizes
+from rlkit._util.threads import run_in_new_loop
+from rlkit.envs.openreward.listing import Split, list_tasks, settle_tasks
 from rlkit.envs.openreward.rewards import Reduction, RewardRule
 from rlkit.errors import UsageError
 from rlkit.types import Json
@@ -93,9 +94,10 @@ def openreward(
     sdk.load()
     parsed_secrets = parse_secrets(secrets or {}, hosted=hosted)
     selected = _parse_splits(splits)
-    listing = list_tasks(Access(target_server, send_api_key), selected, limit_s=request_timeout_s)
+    access = Access(target_server, send_api_key)
+    access, sizes = run_in_new_loop(list_tasks(access, selected, limit_s=request_timeout_s))
     settings = Settings(
-        access=listing.access,
+        access=access,
         secrets=parsed_secrets,
         reward=reward,
         time=TimeLimits(start_timeout_s, call_timeout_s, request_timeout_s),
@@ -107,8 +109,7 @@ def openreward(
         group_score=group_score,
         max_sessions=max_sessions,
     )
-    sizes = settle_sizes(listing, selected or {}, seed=seed, limit_s=request_timeout_s, pin=pin, note=note)
-    tasks = choose_tasks(sizes, selected or {}, seed=seed)
+    tasks = settle_tasks(access, sizes, selected or {}, seed=seed, limit_s=request_timeout_s, pin=pin, note=note)
     return [OpenRewardTask(split, index, settings, running) for split, index in tasks]
 
 

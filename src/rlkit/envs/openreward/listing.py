@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 from pydantic import ConfigDict, Field, StrictBool
@@ -45,45 +46,33 @@ class Split:
     size: _Count | None = None  # number of tasks to use, for runs begun before the server had more; None for all
 
 
-@dataclass(frozen=True)
-class TaskListing:
-    """Tasks of a server: its `access` with the resolved variant, and the sizes of the selected splits."""
+async def list_tasks(
+    access: Access, splits: Mapping[str, Split] | None, *, limit_s: float
+) -> tuple[Access, Mapping[str, int]]:
+    """Return the access to a server with its resolved variant, and the sizes of splits.
 
-    access: Access
-    sizes: Mapping[str, int]
-
-
-def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: float) -> TaskListing:
-    """List the tasks of splits on a server; None selects `train`, or the only split.
+    None selects `train`, or the only split.
 
     Raises:
         UsageError: the environment or split does not exist, or the server does not answer.
         MissingError: the key for OpenReward is not set.
     """
-    return run_in_new_loop(_list_tasks(access, splits, limit_s))
-
-
-async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_s: float) -> TaskListing:
     name = access.target.name
-
-    async def send_request[T](request: Callable[[], Awaitable[T]]) -> T:
-        return await _request(name, request, limit_s)
-
-    access = replace(access, target=await send_request(lambda: _resolve_variant(access)))
+    access = replace(access, target=await _request(name, lambda: _resolve_variant(access), limit_s))
     env = await environment(access)
-    names = await send_request(env.list_splits)
+    names = await _request(name, env.list_splits, limit_s)
     selected = list(splits) if splits is not None else _default_splits(names)
     for split in selected:
         if split not in names:
             hint = did_you_mean(split, names)
             raise UsageError(f"splits: {name} has no split {split!r}.{hint} It has: {', '.join(names) or 'none'}")
-    sizes = {split: await send_request(lambda split=split: env.num_tasks(split)) for split in selected}
+    sizes = {split: await _request(name, partial(env.num_tasks, split), limit_s) for split in selected}
     for split, settings in (splits or {}).items():
         if settings.size is not None:
             if settings.size > sizes[split]:
                 raise UsageError(f"splits.{split}.size: the split has {sizes[split]} tasks, not {settings.size}")
             sizes[split] = settings.size
-    return TaskListing(access, sizes)
+    return access, sizes
 
 
 def _default_splits(names: list[str]) -> list[str]:
@@ -144,43 +133,50 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
     return tasks
 
 
-def settle_sizes(
-    listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, pin: PinTasks, note: Note
-) -> Mapping[str, int]:
-    """Return the sizes of the splits at the beginning of a run, from which it plays.
+def settle_tasks(
+    access: Access,
+    sizes: Mapping[str, int],
+    splits: Mapping[str, Split],
+    *,
+    seed: int,
+    limit_s: float,
+    pin: PinTasks,
+    note: Note,
+) -> list[tuple[str, int]]:
+    """Return the tasks of a run, as split and index: those that it played from its beginning.
 
     Args:
-        listing: the server's current tasks.
+        sizes: current sizes of the splits.
         pin: takes what the tasks are, and returns what they were when the run began.
         note: called with a line if changes of the tasks cannot be detected.
 
     Raises:
         UsageError: the server no longer has the tasks of the run, or they have changed.
     """
-    target = listing.access.target.label
-    tasks = choose_tasks(listing.sizes, splits, seed=seed)
-    current = {"target": target, "sizes": dict(listing.sizes), "tasks": _group_by_split(tasks)}
-    task_hash = run_in_new_loop(_hash_tasks(listing.access, tasks, limit_s))
+    target = access.target.label
+    tasks = choose_tasks(sizes, splits, seed=seed)
+    current = {"target": target, "sizes": dict(sizes), "tasks": _group_by_split(tasks)}
+    task_hash = run_in_new_loop(_hash_tasks(access, tasks, limit_s))
     if task_hash is None:
         note(f"{target} does not show its tasks, so changes of them cannot be detected")
     pinned = cast("dict[str, Json]", pin(current | {"mark": task_hash}))
     if pinned["target"] != target:
         raise UsageError(f"target: the run was started with {pinned['target']}, not {target}")
-    sizes = cast("dict[str, int]", pinned["sizes"])
-    for name, size in sizes.items():
-        if size > listing.sizes.get(name, size):
+    pinned_sizes = cast("dict[str, int]", pinned["sizes"])
+    for name, size in pinned_sizes.items():
+        if size > sizes.get(name, size):
             raise UsageError(f"target: {name} of {target} had {size} tasks when the run was started, and has fewer now")
-    pinned_tasks = choose_tasks(sizes, splits, seed=seed)
+    pinned_tasks = choose_tasks(pinned_sizes, splits, seed=seed)
     if _group_by_split(pinned_tasks) != pinned["tasks"]:  # the settings have changed
-        return listing.sizes
+        return tasks
     if pinned_tasks != tasks:
-        task_hash = run_in_new_loop(_hash_tasks(listing.access, pinned_tasks, limit_s))
+        task_hash = run_in_new_loop(_hash_tasks(access, pinned_tasks, limit_s))
     if task_hash is not None and pinned["mark"] not in (None, task_hash):
         raise UsageError(
             f"target: the tasks of {target} have changed since the run was started; restore the server's version of "
             "that time, or start a new run"
         )
-    return sizes
+    return pinned_tasks
 
 
 def _group_by_split(tasks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
