@@ -95,19 +95,12 @@ def patch_tool_calls() -> None:
 
 def patch_prompts() -> None:
     """Disable retries of prompt requests, except those that were not executed."""
-    from tenacity import retry, retry_if_exception
+    from tenacity import retry_if_exception
 
     module, http = import_module(_CLIENT_MODULE), import_module(_HTTP_MODULE)
     request = cast("_Request", module.request_retryable)
-    request_without_retry = cast(
-        "_Request",
-        retry(
-            retry=retry_if_exception(_was_not_executed),
-            wait=http._env_server_wait,
-            stop=http._env_server_stop,
-            reraise=True,
-        )(http._do_request),
-    )
+    retry_with = http._request_retryable_env_server.retry_with
+    request_without_retry = cast("_Request", retry_with(retry=retry_if_exception(_was_not_executed)))
 
     async def patched_request(client: object, method: str, path: str, *args: object, **options: object) -> object:
         chosen = request_without_retry if path.endswith(("/prompt", "/messages")) else request
