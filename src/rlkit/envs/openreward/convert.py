@@ -77,11 +77,6 @@ class Conversion:
     notes: list[str] = field(default_factory=list[str])
     names: dict[str, str] = field(default_factory=dict[str, str])
 
-    def named_as_there(self, message: str) -> str:
-        """Return an error message about `settings` with the field's name in the old file."""
-        name, separator, problem = message.partition(": ")
-        return f"{self.names.get(name, name)}{separator}{problem}"
-
 
 def convert(old: Mapping[str, Json]) -> Conversion:
     """Return the configuration equivalent to an old one; UsageError for anything that the cookbook rejects."""
@@ -130,7 +125,8 @@ def convert_file(path: Path) -> Conversion:
     try:
         load_config([], settings=new.settings)
     except UsageError as error:
-        raise UsageError(f"{path}: {new.named_as_there(str(error).removeprefix('python: '))}") from None
+        name, separator, problem = str(error).removeprefix("python: ").partition(": ")
+        raise UsageError(f"{path}: {new.names.get(name, name)}{separator}{problem}") from None
     return new
 
 
