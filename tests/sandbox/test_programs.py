@@ -205,9 +205,9 @@ def test_the_server_does_not_run_below_the_requested_isolation_level() -> None:
 
 @pytest.mark.parametrize("lost", [layer for layer in LAYERS if layer != "namespaces"])
 def test_the_level_is_lost_with_any_layer_but_namespaces(lost: str) -> None:
-    assert Isolation.of(LAYERS, {}).level == "os"
-    assert Isolation.of(tuple(layer for layer in LAYERS if layer != lost), {}).level != "os"
-    assert Isolation.of(tuple(layer for layer in LAYERS if layer != "namespaces"), {}).level == "os"
+    assert Isolation(LAYERS, {}).level == "os"
+    assert Isolation(tuple(layer for layer in LAYERS if layer != lost), {}).level != "os"
+    assert Isolation(tuple(layer for layer in LAYERS if layer != "namespaces"), {}).level == "os"
 
 
 def test_all_processes_end_when_the_owner_is_killed(tmp_path: Path) -> None:

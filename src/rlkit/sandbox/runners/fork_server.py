@@ -216,7 +216,7 @@ class _Server:
             raise EnvironmentFault(f"the server that runs programs does not start: {error}") from error
         own_end.settimeout(None)
         OWNED_SOCKETS.add(own_end)
-        return cls(process, own_end, Isolation.of(tuple(answer["layers"]), answer["notes"]))
+        return cls(process, own_end, Isolation(tuple(answer["layers"]), answer["notes"]))
 
     def close(self) -> None:
         self.owner.close()

@@ -91,20 +91,19 @@ class ProgramResult:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Isolation of programs from the machine: a level, the layers in force, and notes by layer.
+    """Isolation of programs from the machine: the layers in force, and notes by layer.
 
     A note is the version of a layer, or the reason why the layer is not in force.
     """
 
-    level: Level
     layers: tuple[str, ...]
     notes: Mapping[str, str]
 
-    @classmethod
-    def of(cls, layers: tuple[str, ...], notes: Mapping[str, str]) -> Isolation:
-        """Return the isolation that these layers provide."""
-        names = frozenset(layers)
-        return cls("os" if names >= _OS_LAYERS else "limits" if names >= _LIMITS_LAYERS else "none", layers, notes)
+    @property
+    def level(self) -> Level:
+        """Level that these layers provide."""
+        names = frozenset(self.layers)
+        return "os" if names >= _OS_LAYERS else "limits" if names >= _LIMITS_LAYERS else "none"
 
     def require(self, level: Level) -> None:
         """Raise a MissingError if the isolation is below a level."""
