@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from itertools import groupby
+from operator import attrgetter
+from typing import Literal, get_args
 
 from rlkit.types import Json
 
 type Result = Literal["earned", "nothing", "failed", "not tried"]
-"""`earned`: the reward is higher than that of an honest empty attempt. `nothing`: it is not. `failed`: the episode has
-no reward. `not tried`: the environment lacks a requirement of the cheat."""
+"""Results, the most serious first. `earned`: the reward is higher than that of an honest empty attempt. `nothing`: it
+is not. `failed`: the episode has no reward. `not tried`: the environment lacks a requirement of the cheat."""
 
 SHOWN_TASKS = 3  # limit of tasks that a summary names for each result
 EPSILON = 1e-9  # tolerance of equal rewards
@@ -50,8 +52,12 @@ class RedTeamReport:
         """Attempts that earned more than an honest empty attempt."""
         return [attempt for attempt in self.attempts if attempt.result == "earned"]
 
+    def summarise(self) -> Sequence[CheatSummary]:
+        """Summarise each cheat, in the order of the attempts."""
+        return [_summarise_cheat(list(attempts)) for _, attempts in groupby(self.attempts, attrgetter("cheat"))]
+
     def __str__(self) -> str:
-        rows = summarise(self)
+        rows = self.summarise()
         width = max((len(row.cheat) for row in rows), default=5)
         lines = [f"{'cheat':{width}}  {'result':9}  reward  honest  detail"]
         for row in rows:
@@ -71,7 +77,7 @@ class RedTeamReport:
         """Return the report as JSON: a summary of each cheat, and all attempts."""
         return {
             "ok": self.ok,
-            "cheats": [{**asdict(row), "result": row.result} for row in summarise(self)],
+            "cheats": [asdict(row) for row in self.summarise()],
             "attempts": [asdict(attempt) for attempt in self.attempts],
             "skipped_tasks": dict(self.skipped_tasks),
         }
@@ -94,20 +100,7 @@ class CheatSummary:
     reward: float | None
     honest_reward: float
     detail: str
-
-    @property
-    def result(self) -> Result:
-        """Most serious result."""
-        order: Sequence[Result] = ("earned", "nothing", "failed", "not tried")
-        return next(result for result in order if self.counts.get(result))
-
-
-def summarise(report: RedTeamReport) -> Sequence[CheatSummary]:
-    """Summarise each cheat, in the order of the attempts."""
-    by_cheat: dict[str, list[Attempt]] = {}
-    for attempt in report.attempts:
-        by_cheat.setdefault(attempt.cheat, []).append(attempt)
-    return [_summarise_cheat(attempts) for attempts in by_cheat.values()]
+    result: Result  # the most serious one
 
 
 def _summarise_cheat(attempts: Sequence[Attempt]) -> CheatSummary:
@@ -121,4 +114,5 @@ def _summarise_cheat(attempts: Sequence[Attempt]) -> CheatSummary:
             more = f" and {len(matches) - SHOWN_TASKS} more" if len(matches) > SHOWN_TASKS else ""
             reason = f": {matches[0].detail}" if matches[0].detail else ""
             details.append(f"{result} on {tasks}{more}{reason}")
-    return CheatSummary(best.cheat, best.description, counts, best.reward, best.honest_reward, "; ".join(details))
+    result, detail = min(counts, key=get_args(Result.__value__).index), "; ".join(details)
+    return CheatSummary(best.cheat, best.description, counts, best.reward, best.honest_reward, detail, result)
