@@ -10,7 +10,7 @@ import pytest
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, Situation
 from rlkit.redteam.report import Result
 from rlkit.redteam.task_attacks import TASK_CHEATS
-from rlkit.redteam.task_cheat import Seal, TaskCheat
+from rlkit.redteam.task_cheat import PRELUDE, Seal, TaskCheat
 
 PAGE = Path(__file__).parents[2] / "docs" / "redteam.md"
 
@@ -51,7 +51,7 @@ def test_the_page_has_each_cheat_with_what_it_does_and_where_it_is_sealed() -> N
 
 @pytest.mark.parametrize("cheat", TASK_CHEATS, ids=lambda cheat: cheat.name)
 def test_each_script_is_one_that_a_shell_can_read(cheat: TaskCheat) -> None:
-    result = subprocess.run(["bash", "-n"], input=cheat.command, capture_output=True, text=True, check=False)
+    result = subprocess.run(["bash", "-n"], input=PRELUDE + cheat.script, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 

@@ -21,7 +21,7 @@ from rlkit.envs.harbor.trial import play_trial
 from rlkit.errors import MissingError
 from rlkit.redteam import cheats_on_outputs, cheats_on_programs, cheats_on_rewards, cheats_on_tests
 from rlkit.redteam.report import Attempt, RedTeamReport, classify_attempt
-from rlkit.redteam.task_cheat import SKIP_EXIT_CODE, TaskCheat
+from rlkit.redteam.task_cheat import PRELUDE, SKIP_EXIT_CODE, TaskCheat
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
 
@@ -121,7 +121,7 @@ def _compare_rewards(rewards: Mapping[str, float] | None, honest: Mapping[str, f
 async def _run_trial(path: Path, cheat: TaskCheat, environment: EnvironmentConfig) -> _Trial:
     variables = await in_thread(_read_variables, path)
     fields: dict[str, Json] = {
-        "agent": {"import_path": AGENT, "kwargs": {"script": cheat.command, "variables": variables}},
+        "agent": {"import_path": AGENT, "kwargs": {"script": PRELUDE + cheat.script, "variables": variables}},
         "verifier": {"max_timeout_sec": VERIFIER_S},
     }
     try:

@@ -51,17 +51,15 @@ function `pay` that writes both reward files below each of some root folders, ""
 
 @dataclass(frozen=True)
 class TaskCheat:
-    """Way to earn a reward without the solution: bash commands, run as the agent's user in each step of a task."""
+    """Way to earn a reward without the solution: bash commands, run as the agent's user in each step of a task.
+
+    The script may use the functions of `PRELUDE`.
+    """
 
     name: str
     description: str
     script: str
     seal: Seal = "view"
-
-    @property
-    def command(self) -> str:
-        """Script with the functions of `PRELUDE`."""
-        return PRELUDE + self.script
 
 
 _HEADER = re.compile(r"^# ([a-z-]+)(?: \[([a-z]+)\])?: (.+)\n", re.MULTILINE)
