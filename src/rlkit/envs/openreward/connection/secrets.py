@@ -7,14 +7,11 @@ all responses.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlkit._util.redaction import REDACTED, SHORTEST_SECRET_CHARS
 from rlkit.errors import UsageError
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def _parse_secret(name: str, secret: str | Mapping[str, str | Sequence[str]]) ->
         if unknown or not isinstance(env, str) or isinstance(hosts, str):
             raise UsageError(f"secrets.{name}: give {{env: NAME, domains: [host, …]}}")
         variable, domains = env, tuple(hosts)
-    if not _NAME.fullmatch(variable):
+    if not (variable.isascii() and variable.isidentifier()):
         raise UsageError(f"secrets.{name}: {hint}")
     return Secret(variable, domains)
 
