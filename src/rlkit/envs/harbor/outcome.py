@@ -151,7 +151,11 @@ def make_outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
     if rule == "zero":
         value = 0.0
     elif rule == "drop" or report.rewards is None:
-        raise _make_failure(report)
+        if report.cause == "service_error":
+            raise ServiceError(report.detail)
+        error = f"{report.error}: " if report.error else ""
+        detail = report.detail or "the verifier gave no reward"
+        raise EnvironmentFault(f"{report.cause or 'verifier_error'}: {error}{detail}")
     else:
         value = reward.compute(rewards)
     reward_metrics = {f"rewards/{key}": number for key, number in rewards.items()}
@@ -162,13 +166,4 @@ def make_outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
         info=report.info,
         truncated=report.truncated,
         masked=rule == "mask",
-    )
-
-
-def _make_failure(report: Report) -> Exception:
-    if report.cause == "service_error":
-        return ServiceError(report.detail)
-    error = f"{report.error}: " if report.error else ""
-    return EnvironmentFault(
-        f"{report.cause or 'verifier_error'}: {error}{report.detail or 'the verifier gave no reward'}"
     )
