@@ -100,14 +100,10 @@ def _make_situation(env: Env, rollout: WatchedRollout, seed: int) -> Situation:
 async def _try_cheat(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
     """Return the attempt with the highest reward of a cheat's replies."""
     replies = list(dict.fromkeys(cheat.replies(task.situation)))
-    best: float | None = None
-    detail = ""
     slots = asyncio.Semaphore(CONCURRENCY)
-    for rollout in await asyncio.gather(*(_play_reply(player, task.env, reply, slots) for reply in replies)):
-        if isinstance(rollout, str) or rollout.reward is None:
-            detail = detail or (rollout if isinstance(rollout, str) else f"it {rollout.result}")
-        elif best is None or rollout.reward > best:
-            best = rollout.reward
+    rewards = await asyncio.gather(*(_play_reply(player, task.env, reply, slots) for reply in replies))
+    best = max((reward for reward in rewards if not isinstance(reward, str)), default=None)
+    detail = next((reason for reason in rewards if isinstance(reason, str)), "")
     result: Result = classify_attempt(best, task.honest) if replies else "not tried"
     reason = detail if replies else "this cheat does not apply to the prompt"
     return Attempt(
@@ -115,11 +111,12 @@ async def _try_cheat(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
     )
 
 
-async def _play_reply(player: Player, env: Env, reply: str, slots: asyncio.Semaphore) -> WatchedRollout | str:
-    """Play one reply; return the rollout, or the message of its `Hang`."""
+async def _play_reply(player: Player, env: Env, reply: str, slots: asyncio.Semaphore) -> float | str:
+    """Play one reply; return the reward, or the reason why there is none."""
     try:
         async with slots:
-            return await player.play(env, reply)
+            rollout = await player.play(env, reply)
+        return f"it {rollout.result}" if rollout.reward is None else rollout.reward
     except Hang as hang:
         if hang.ignores_cancellation:
             raise
