@@ -8,10 +8,10 @@ from rlkit.errors import UsageError
 from rlkit.sandbox.dockerfile import Copy, Folder, Recipe, Run, read
 
 
-def read_recipe(tmp_path: Path, text: str, **arguments: str) -> Recipe:
+def read_recipe(tmp_path: Path, text: str) -> Recipe:
     path = tmp_path / "Dockerfile"
     path.write_text(text)
-    return read(path, build_args=arguments)
+    return read(path)
 
 
 def runs(recipe: Recipe) -> list[Run]:
@@ -68,7 +68,7 @@ def test_variables_are_substituted_as_docker_does(tmp_path: Path) -> None:
         tmp_path,
         """ARG OUT=x
 FROM image
-ARG IN=dir
+ARG IN=given
 ARG OUT
 ARG NONE
 ENV PLAIN the whole line
@@ -77,7 +77,6 @@ ENV OLD=$PLAIN
 WORKDIR /$IN/${OUT}
 RUN true
 """,
-        IN="given",
     )
     assert recipe.env == {
         "PLAIN": "the whole line",

@@ -82,13 +82,13 @@ class Recipe:
     user: str | None = None
 
 
-def read(path: Path, *, build_args: Mapping[str, str] | None = None) -> Recipe:
-    """Read a Dockerfile, with values for its ARG instructions; raise a UsageError with file and line."""
+def read(path: Path) -> Recipe:
+    """Read a Dockerfile; raise a UsageError with file and line."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    return _Reader(build_args or {}).read_recipe(list(read_instructions(text, name=str(path))), str(path))
+    return _Reader().read_recipe(list(read_instructions(text, name=str(path))), str(path))
 
 
 def read_instructions(text: str, *, name: str) -> Iterator[Instruction]:
@@ -125,7 +125,6 @@ def _document(lines: Iterator[tuple[int, str]], mark: re.Match[str], location: s
 
 @dataclass(eq=False)
 class _Reader:
-    build_args: Mapping[str, str]
     _stage_args: dict[str, str] = field(default_factory=dict[str, str])
     _global_args: dict[str, str] = field(default_factory=dict[str, str])
     _shell: tuple[str, ...] = ("/bin/sh", "-c")
@@ -171,9 +170,7 @@ class _Reader:
     def _arg(self, instruction: Instruction) -> None:
         for word in self._words(instruction, instruction.text):
             name, has_default, default = word.partition("=")
-            value = self.build_args.get(name, self._global_args.get(name) if not has_default else None)
-            if value is None and has_default:
-                value = self._substitute(default)
+            value = self._substitute(default) if has_default else self._global_args.get(name)
             if value is not None:
                 self._stage_args[name] = value
 
