@@ -26,59 +26,51 @@ class VirtualClock(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self._now_s = 0.0
-        self._thread_calls = 0
-        super().__init__(_JumpingSelector(self))
+        self._waits = _JumpingSelector()
+        super().__init__(self._waits)
 
     @override
     def time(self) -> float:
-        return self._now_s
+        return self._waits.now_s
 
     @override
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        self._thread_calls += 1
         future = super().run_in_executor(executor, func, *args)
-        future.add_done_callback(self._count_end)
+        self._waits.thread_calls.add(future)
+        future.add_done_callback(self._waits.thread_calls.remove)
         return future
 
     @override
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        self._thread_calls += 1
+        self._waits.thread_calls.add(self)
         try:
             await super().shutdown_default_executor(timeout)
         finally:
-            self._thread_calls -= 1
+            self._waits.thread_calls.remove(self)
 
-    def jump(self, seconds: float | None) -> None:
-        """Advance the time by `seconds`, the wait for the next timer; None, without a timer, is a deadlock."""
-        if seconds is None:
-            raise DeadlockError("nothing is ready and no timer is set: the program would wait forever")
-        self._now_s += seconds
-
-    @property
-    def waits_for_threads(self) -> bool:
-        """True while a call in another thread runs."""
-        return self._thread_calls > 0
-
-    def _count_end(self, _: asyncio.Future[Any]) -> None:
-        self._thread_calls -= 1
+    def jump(self, seconds: float) -> None:
+        """Advance the time, as code that blocks the loop does on a real clock."""
+        self._waits.now_s += seconds
 
 
 class _JumpingSelector(selectors.DefaultSelector):
     """Selector that never sleeps: it advances the clock to the next timer, or waits for running threads."""
 
-    def __init__(self, clock: VirtualClock) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
+        self.now_s = 0.0
+        self.thread_calls = set[object]()
 
     @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if ready or (timeout is not None and timeout <= 0):
             return ready
-        if self._clock.waits_for_threads:
+        if self.thread_calls:
             return super().select(None)
-        self._clock.jump(timeout)
+        if timeout is None:
+            raise DeadlockError("nothing is ready and no timer is set: the program would wait forever")
+        self.now_s += timeout
         return ready
 
 

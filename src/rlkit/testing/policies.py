@@ -133,7 +133,7 @@ class Author(Protocol):
     def __call__(self, prompt: str, /, *, seed: int) -> str: ...  # noqa: D102  see the class
 
 
-class ScriptedSampler(Sampler):
+class ScriptedSampler:
     """Sampler whose completions come from a function.
 
     A reply ends at its first stop token or string, which is appended if it is missing. A reply longer than
@@ -142,15 +142,11 @@ class ScriptedSampler(Sampler):
 
     def __init__(self, author: Author, *, chat: ChatFormat, version: int = 0) -> None:
         self.requests: list[SamplerRequest] = []
+        self.version = version
         self._author = author
         self._chat = chat
-        self._version = version
 
-    @property
-    def version(self) -> int:  # noqa: D102  inherited
-        return self._version
-
-    async def sample(  # noqa: D102  inherited
+    async def sample(  # noqa: D102  see `Sampler`
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
         self.requests.append(SamplerRequest(prompt, sampling, seed))
@@ -226,7 +222,11 @@ class ScriptedPolicy(_AuthoredPolicy):
         limits: Limits = Limits(),
         version: int = 0,
     ) -> None:
-        author = _make_function_author(replies) if callable(replies) else _make_script_author(replies)
+        write = replies if callable(replies) else _make_writer(replies)
+
+        def author(prompt: str, *, seed: int) -> str:
+            return write(prompt)
+
         super().__init__(author, chat=chat, max_tokens=max_tokens, limits=limits, seed=0, version=version)
 
 
@@ -246,25 +246,18 @@ class NoisyPolicy(_AuthoredPolicy):
         super().__init__(_write_noise, chat=chat, max_tokens=max_tokens, limits=limits, seed=seed * 1000)
 
 
-def _make_function_author(function: Callable[[str], str]) -> Author:
-    def author(prompt: str, *, seed: int) -> str:
-        return function(prompt)
-
-    return author
-
-
-def _make_script_author(replies: Sequence[str]) -> Author:
+def _make_writer(replies: Sequence[str]) -> Callable[[str], str]:
     script = [replies] if isinstance(replies, str) else replies
     unread = iter(script)
 
-    def author(prompt: str, *, seed: int) -> str:
+    def write(prompt: str) -> str:
         for reply in unread:
             return reply
         raise AssertionError(
             f"the script has {len(script)} replies and the environment requests one more: …{prompt[-200:]!r}"
         )
 
-    return author
+    return write
 
 
 PIECES = (

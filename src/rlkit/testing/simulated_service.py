@@ -268,11 +268,9 @@ class SimulatedSamplingClient:
             digest(world.seed, key, seed + index if seed is not None else f"#{world.count_repeat(key)}")
             for index in range(num_samples)
         ]
-        sequences = [self._draw_sequence(draw, sampling_params) for draw in draws]
-        world.calls["sampled_tokens"] += sum(len(tokens) for tokens, _ in sequences)
-        seconds = max(
-            self._compute_duration(draw, len(tokens)) for draw, (tokens, _) in zip(draws, sequences, strict=True)
-        )
+        samples = [(draw, *self._draw_sequence(draw, sampling_params)) for draw in draws]
+        world.calls["sampled_tokens"] += sum(len(tokens) for _, tokens, _ in samples)
+        seconds = max(self._compute_duration(draw, len(tokens)) for draw, tokens, _ in samples)
         response = [
             types.SampledSequence(
                 stop_reason="length" if cut else "stop",
@@ -280,7 +278,7 @@ class SimulatedSamplingClient:
                 tokens_np=tokens,
                 logprobs_np=-np.random.default_rng(draw).exponential(1, len(tokens)).astype(np.float32),
             )
-            for draw, (tokens, cut) in zip(draws, sequences, strict=True)
+            for draw, tokens, cut in samples
         ]
         return SimulatedFuture(self._respond(num_samples, seconds, types.SampleResponse(response)))
 
@@ -300,8 +298,8 @@ class SimulatedSamplingClient:
             async with self._turn:  # a request gets all its slots before the next one gets any
                 for _ in range(count):
                     await exits.enter_async_context(self._slots)
-            self._world.start_samples(count)
-            exits.callback(self._world.end_samples, count)
+            self._world.count_samples(count)
+            exits.callback(self._world.count_samples, -count)
             return await resolve_later(self._world, "sample", seconds, lambda: response)
 
     def _draw_sequence(self, draw: int, params: types.SamplingParams) -> tuple[np.ndarray[Any, Any], bool]:

@@ -115,14 +115,10 @@ class World:
         self._repeats[prompt] += 1
         return self._repeats[prompt] - 1
 
-    def start_samples(self, count: int) -> None:
-        """Count samples that start."""
-        self._live += count
+    def count_samples(self, change: int) -> None:
+        """Count samples that start, or with a negative change samples that end."""
+        self._live += change
         self.max_concurrent_samples = max(self.max_concurrent_samples, self._live)
-
-    def end_samples(self, count: int) -> None:
-        """Count samples that end."""
-        self._live -= count
 
 
 def digest(*parts: object) -> int:
