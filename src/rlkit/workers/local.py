@@ -59,9 +59,9 @@ class LocalWorker(Connection):
             run_end.close()
             self._marker.close()
             raise UsageError(f"a worker cannot be started ({error}): lower the number of workers") from error
-        self._protocol = FrameProtocol(owner.receive, self._note_cut)
-        self._is_cut = asyncio.Event()
-        self._is_garbled = False
+        self._cut = asyncio.get_running_loop().create_future()
+        """Done at the end of the connection; True if the stream was garbled."""
+        self._protocol = FrameProtocol(owner.receive, self._cut.set_result)
         self._task = asyncio.create_task(self._watch(run_end))
 
     def send(self, frame: bytes) -> None:  # noqa: D102  inherited
@@ -98,9 +98,8 @@ class LocalWorker(Connection):
     async def _wait_for_loss(self) -> WorkerLoss:
         """Wait for the end of the worker; end it if it is blocked, needs too much memory, or cannot talk."""
         clock = asyncio.get_running_loop().time
-        while not self._is_cut.is_set() and self._process.poll() is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_cut.wait(), _CHECK_S)
+        while not self._cut.done() and self._process.poll() is None:
+            await asyncio.wait([self._cut], timeout=_CHECK_S)
             running = self._marker.get()
             allowed_s = 0.0 if self._is_closing else running.limit_s
             if clock() - running.began_s > allowed_s + GRACE_S:
@@ -116,13 +115,9 @@ class LocalWorker(Connection):
             code = await in_thread(self._process.wait, GRACE_S)
         if code is None:
             await self._kill()
-        if code is None or self._is_garbled:
+        if code is None or (self._cut.done() and self._cut.result()):
             return WorkerLoss("an environment closed the connection of its worker, or wrote to it", 0)
         return WorkerLoss(_describe_end(code), self._marker.get().call)
-
-    def _note_cut(self, is_garbled: bool) -> None:
-        self._is_garbled = is_garbled
-        self._is_cut.set()
 
     async def _kill(self) -> None:
         with suppress(OSError):  # it has ended

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from contextvars import ContextVar
@@ -68,10 +68,8 @@ class Worker:
         match message:
             case messages.Start():
                 self._start(message)
-            case messages.Play():
-                self._begin(message.call, message.rollout.settings.timeout_s, self._run(message))
-            case messages.Score():
-                self._begin(message.call, message.timeout_s, self._run(message))
+            case messages.Play() | messages.Score():
+                self._begin(message)
             case messages.Cancel(call):
                 if call in self._calls:
                     _cancel_once(self._calls[call])
@@ -123,21 +121,18 @@ class Worker:
         faulthandler.cancel_dump_traceback_later()
         self.send(messages.Ready(problem))
 
-    def _begin(self, call: int, limit_s: float, work: Coroutine[object, object, object]) -> None:
+    def _begin(self, message: messages.Play | messages.Score) -> None:
+        call = message.call
+        limit_s = message.timeout_s if isinstance(message, messages.Score) else message.rollout.settings.timeout_s
         token = _running_call.set((call, limit_s))
-        task = self._calls[call] = asyncio.create_task(self._answer(call, work))
+        task = self._calls[call] = asyncio.create_task(self._answer(message))
         _running_call.reset(token)
+        task.add_done_callback(lambda _: self._calls.pop(call))
 
-        def forget(_: object) -> None:
-            del self._calls[call]
-            work.close()  # the task may be cancelled before it starts
-
-        task.add_done_callback(forget)
-
-    async def _answer(self, call: int, work: Coroutine[object, object, object]) -> None:
-        value, failure = None, None
+    async def _answer(self, message: messages.Play | messages.Score) -> None:
+        call, value, failure = message.call, None, None
         try:
-            value = await work
+            value = await self._run(message)
         except asyncio.CancelledError:
             pass
         except Exception as error:  # raised in the run
