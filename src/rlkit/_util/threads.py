@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache, partial
 from typing import cast, override
 
@@ -218,20 +218,16 @@ def call_within[T](
             network folder cannot be cancelled.
         progress: receives the elapsed seconds, every `PROGRESS_S`.
     """
-    results = list[T | str]()
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except Exception as error:  # the caller reports any exception
-            text = (str(error).strip().splitlines() or [""])[0]
-            results.append(f"{type(error).__name__}: {text}".rstrip(": "))
-
-    started_s = time.monotonic()
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    while thread.is_alive() and (left_s := started_s + timeout_s - time.monotonic()) > 0:
-        thread.join(min(left_s, PROGRESS_S))
-        if thread.is_alive():
+    started_s, pool = time.monotonic(), DaemonThreadPool(1)
+    future = pool.submit(call)
+    pool.shutdown(wait=False)  # the thread ends with the call
+    while not future.done() and (left_s := started_s + timeout_s - time.monotonic()) > 0:
+        wait([future], min(left_s, PROGRESS_S))
+        if not future.done():
             progress(time.monotonic() - started_s)
-    return results[0] if results else f"no answer within {timeout_s:g} s"
+    if not future.done():
+        return f"no answer within {timeout_s:g} s"
+    if (error := future.exception()) is None:
+        return future.result()
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}".rstrip(": ")
