@@ -26,7 +26,7 @@ from rlkit.config.loading.load import load_config
 from rlkit.config.loading.run_config import find_run, find_run_config
 from rlkit.store.history import load_history
 from rlkit.token_records.updates import RecordedUpdate, read_update, update_path
-from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
+from rlkit.types import Datum, Group, Prompt, Turn, join
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +207,12 @@ def _list_samples(group: Group) -> Iterator[_Sample]:
     for episode, numbers in zip(group.episodes, _number_turns(group), strict=True):
         if episode.reward is None or episode.masked:
             continue
-        for index, (turn, sequence) in enumerate(zip(episode.turns, _join_turns(episode), strict=True)):
-            place = f"member {episode.member}, turn {index}"
-            yield _Sample(float(numbers[index]), place, turn, sequence, np.zeros(len(turn.completion), np.bool_))
-
-
-def _join_turns(episode: Episode) -> list[Prompt]:
-    """Return the complete token sequence of each turn, including its parent turns."""
-    sequences = list[Prompt]()
-    for turn in episode.turns:
-        prefix = [] if turn.parent is None else [sequences[turn.parent]]
-        sequences.append(join([*prefix, turn.prompt, Prompt(turn.completion)]))
-    return sequences
+        sequences = list[Prompt]()
+        for number, turn in zip(numbers.tolist(), episode.turns, strict=True):
+            place = f"member {episode.member}, turn {len(sequences)}"
+            prefix = [] if turn.parent is None else [sequences[turn.parent]]
+            sequences.append(join([*prefix, turn.prompt, Prompt(turn.completion)]))
+            yield _Sample(number, place, turn, sequences[-1], np.zeros(len(turn.completion), np.bool_))
 
 
 def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
