@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlkit._util import files
 from rlkit._util.files import json_lines
+from rlkit._util.files.json_fields import pick
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import Config
 from rlkit.cost.usage import Price, Usage
@@ -68,11 +69,9 @@ class Budget:
         except UsageError as error:
             note(f"{error}; earlier usage is lost, and the budget restarts at zero")
             record = {}
-        counts = {field.name: record.get(field.name) for field in fields(Usage)}
-        self._before = Usage(**{name: count for name, count in counts.items() if isinstance(count, int)})
-        self._before.other_usd = float(record.get("other_usd") or 0.0)
-        seconds = record.get("seconds")
-        self._before_s = float(seconds) if isinstance(seconds, int | float) else 0.0
+        self._before = Usage(*(pick(record, field.name, int) or 0 for field in fields(Usage)))
+        self._before.other_usd = pick(record, "other_usd", float) or 0.0
+        self._before_s = pick(record, "seconds", float) or 0.0
         self._recorded_s = self._before_s  # working time of the run at the last record
         self.pending_usage: Callable[[], Usage] = Usage
         """Returns the usage that is certain to follow, such as training on finished episodes; limits include it."""

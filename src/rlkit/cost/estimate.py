@@ -80,20 +80,16 @@ class Rollout:
 
 def _row(episode: Episode) -> tuple[float, ...]:
     turns, seconds = episode.turns, episode.seconds
-    ends, first, later, repeated = list[int](), 0, 0, 0
-    for number, turn in enumerate(turns):
-        repeat = 0 if turn.parent is None else ends[turn.parent]
-        prompt = repeat + len(turn.prompt)
-        ends.append(prompt + len(turn.completion))
-        if number == 0:
-            first = prompt
-        else:
-            later, repeated = later + prompt, repeated + repeat
+    repeats, prompts, ends = list[int](), list[int](), list[int]()
+    for turn in turns:
+        repeats.append(0 if turn.parent is None else ends[turn.parent])
+        prompts.append(repeats[-1] + len(turn.prompt))
+        ends.append(prompts[-1] + len(turn.completion))
     sampled = sum(len(turn.completion) if turn.frozen else int(np.count_nonzero(turn.sampled_mask)) for turn in turns)
     # Concurrent turns take less time than their sum.
     waited = min(seconds, sum(turn.seconds for turn in turns))
     trained = sum(length - 1 for length in sequence_lengths(episode))  # as services count: the last is only predicted
-    return len(turns), first, later, repeated, sampled, trained, seconds - waited
+    return len(turns), prompts[0], sum(prompts[1:]), sum(repeats), sampled, trained, seconds - waited
 
 
 @dataclass(frozen=True, slots=True)
