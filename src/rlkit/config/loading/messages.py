@@ -22,19 +22,14 @@ from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
 
 TYPE_ERRORS = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
     "int_parsing_size": "a smaller integer",
     "float_type": "a number",
     "finite_number": "a finite number",
     "bool_type": "true or false",
     "string_type": "a string",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "model_attributes_type": "a mapping",
-    "union_tag": "a mapping",
+    **dict.fromkeys(("int_type", "int_from_float"), "an integer"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "union_tag"), "a mapping"),
 }
 _BOUNDS = {
     "greater_than": ("gt", "a value above"),
