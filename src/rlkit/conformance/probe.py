@@ -177,8 +177,7 @@ class ServiceProbe:
 
     def descend(self, trainer: tinker.TrainingClient, *data: types.Datum, share: float = 1.0) -> None:
         """Take a gradient step of cross-entropy with a share of `sgd_rate`, by default of the text."""
-        self.backward(trainer, *(data or [self.datum]))
-        self.take_sgd_step(trainer, share)
+        self.step(trainer, *data, rate=share * self.sgd_rate, eps=SGD_EPS)
 
     def take_sgd_step(self, trainer: tinker.TrainingClient, share: float = 1.0) -> None:
         """Take a step along the accumulated gradient with a share of `sgd_rate`."""
