@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -50,17 +51,10 @@ def check(
         from rlkit.redteam.attack import attack_environment
 
         note = output.silent if output.json else output.note
-        attacks: dict[str, RedTeamReport] = {}
-        for name, source in envs.items():
-            attack = attack_environment(name, source, tasks=tasks, timeout_s=timeout_s, seed=seed, note=note)
-            attacks[name] = run_terminable(attack)
-        return print_attacks(output, attacks)
+        attack = partial(attack_environment, tasks=tasks, timeout_s=timeout_s, seed=seed, note=note)
+        return print_reports(output, {name: run_terminable(attack(name, source)) for name, source in envs.items()})
     run = partial(check, tasks=tasks, timeout_s=timeout_s, seed=seed)
-    reports = {name: asyncio.run(run(source)) for name, source in envs.items()}
-    good = all(report.ok for report in reports.values())
-    records = {name: {"ok": report.ok, **asdict(report)} for name, report in reports.items()}
-    output.result({"ok": good, "envs": records}, "\n\n".join(f"{name}\n{_table(reports[name])}" for name in reports))
-    return 0 if good else FAILED
+    return print_reports(output, {name: asyncio.run(run(source)) for name, source in envs.items()})
 
 
 def check_service(
@@ -106,21 +100,10 @@ def check_service(
     return 0 if report.ok else FAILED
 
 
-def print_attacks(output: Output, reports: dict[str, RedTeamReport]) -> int:
-    """Print the rewards of the red team's cheats. The key of a report is its environment, or "" for a task folder."""
+def print_reports(output: Output, reports: Mapping[str, Report] | Mapping[str, RedTeamReport]) -> int:
+    """Print the reports of environments by name; "" is the name of a task folder."""
     good = all(report.ok for report in reports.values())
     records: dict[str, Data] = {name: report.to_json() for name, report in reports.items()}
     body = reports[""].to_json() if "" in reports else {"envs": records}
     output.result({"ok": good, **body}, "\n\n".join(f"{name}\n{report}".lstrip() for name, report in reports.items()))
     return 0 if good else FAILED
-
-
-def _table(report: Report) -> str:
-    """Return a line such as `passed  determinism  …` for each finding, and a line with the fix if it failed."""
-    width = max((len(finding.check) for finding in report.findings), default=0)
-    lines: list[str] = []
-    for finding in report.findings:
-        lines.append(f"  {finding.status:8}{finding.check:{width}}  {finding.detail}".rstrip())
-        if finding.status == "failed" and finding.fix:
-            lines.append(f"  {'':8}{'':{width}}  fix: {finding.fix}")
-    return "\n".join(lines)

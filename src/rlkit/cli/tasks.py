@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlkit.cli.check import print_attacks
+from rlkit.cli.check import print_reports
 from rlkit.cli.common.guard import FAILED
 from rlkit.cli.common.options import RedTeam
 from rlkit.cli.common.output import Output
@@ -52,7 +52,7 @@ def check(
     if redteam:
         from rlkit.redteam.attack import attack_folders
 
-        return print_attacks(output, {"": run_terminable(attack_folders(tasks, backend, jobs=jobs, note=note))})
+        return print_reports(output, {"": run_terminable(attack_folders(tasks, backend, jobs=jobs, note=note))})
 
     checks = run_terminable(
         check_tasks(

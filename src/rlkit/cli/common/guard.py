@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -90,21 +90,16 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
             output.data({"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": INTERRUPTED})
         raise typer.Exit(INTERRUPTED) from None
     except Exception as raised:
-        error = _unwrap(raised)
+        from rlkit._util.threads import flatten_error  # imported late to keep `--help` fast
+
+        errors = flatten_error(raised)
+        error = errors[0] if len(errors) == 1 else raised
         if debug:
             output.note("".join(traceback.format_exception(error)).rstrip())
         raise typer.Exit(_report(error, output, debug=debug)) from None
 
 
-def _unwrap(error: Exception) -> Exception:
-    """Return the exception inside a group of one, or the group if it has several."""
-    if not isinstance(error, ExceptionGroup):
-        return error
-    group = cast("ExceptionGroup[Exception]", error)
-    return _unwrap(group.exceptions[0]) if len(group.exceptions) == 1 else group
-
-
-def _report(error: Exception, output: Output, *, debug: bool) -> int:
+def _report(error: BaseException, output: Output, *, debug: bool) -> int:
     if isinstance(error, RlkitError):
         code, message = error.exit_code, str(error)
     elif isinstance(error, OSError) and error.errno in _DISK_ERRORS | _PATH_ERRORS:
@@ -117,7 +112,7 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
     return code
 
 
-def _save_traceback(error: Exception, output: Output) -> Path | str:
+def _save_traceback(error: BaseException, output: Output) -> Path | str:
     from rlkit._util.files import write_text
     from rlkit._util.paths import runs_dir
 
