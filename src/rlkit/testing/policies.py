@@ -95,22 +95,17 @@ class ByteChat(ChatFormat):
     def _render_body(self, message: Message) -> str:
         thinking = message.get("thinking") if self.keeps_thinking else None
         head = "" if thinking is None else f"<think>\n{thinking}\n</think>\n\n"
+        content = message["content"]
+        if not isinstance(content, str):
+            if any(part["type"] != "text" for part in content):
+                raise UsageError("ByteChat renders text only, but a message has an image")
+            content = "".join(part["text"] for part in content if part["type"] == "text")
         calls = [render_call(call["name"], call["arguments"]) for call in message.get("tool_calls", [])]
-        return "\n".join([head + _render_content(message), *calls])
+        return "\n".join([head + content, *calls])
 
 
 def _special(token: int) -> Tokens:
     return np.array([token], dtype=np.int32)
-
-
-def _render_content(message: Message) -> str:
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    texts = [part["text"] for part in content if part["type"] == "text"]
-    if len(texts) < len(content):
-        raise UsageError("ByteChat renders text only, but a message has an image")
-    return "".join(texts)
 
 
 def render_call(name: str, arguments: Json) -> str:
