@@ -10,6 +10,7 @@ from typing import cast
 
 from pydantic import BaseModel, Field, JsonValue
 
+from rlkit._util.files.json_fields import pick, pick_list, pick_object
 from rlkit._util.sections import validate_fields
 from rlkit.errors import UsageError
 from rlkit.testing.policies import render_call
@@ -98,16 +99,11 @@ class _Reply(BaseModel):
 
 
 def _make_arguments(schema: Mapping[str, Json]) -> list[dict[str, Json]]:
-    fields = cast("dict[str, Json]", schema.get("properties") or {})
+    fields = pick_object(schema, "properties")
     return [{name: _make_value(field) for name, field in fields.items()}, {}, {name: [None] for name in fields}]
 
 
-def _make_value(field: Json) -> Json:
-    if not isinstance(field, Mapping):
-        return "a"
-    options = field.get("enum")
-    if isinstance(options, list) and options:
-        return options[0]
-    samples: dict[Json, Json] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
-    kind = field.get("type")
-    return samples.get(kind, "a") if isinstance(kind, str) else "a"
+def _make_value(field: object) -> Json:
+    samples: dict[str, Json] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+    options = [*pick_list(field, "enum"), samples.get(pick(field, "type", str) or "", "a")]
+    return options[0]
