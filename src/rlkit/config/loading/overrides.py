@@ -34,7 +34,12 @@ def apply(root: Node, override: str) -> Node:
         ConfigError: the override is not of the form `path=value`, or its path goes through a scalar.
     """
     keys, text = split(override)
-    return _set(root, keys, _value(text, dotted(keys)), parents=())
+    try:
+        value = parse(text, source=COMMAND_LINE.source, lines=False) or Node(None, COMMAND_LINE)
+    except ConfigError as error:
+        problem = str(error).removeprefix(f"{COMMAND_LINE}: ")
+        raise ConfigError(f"{COMMAND_LINE}: {dotted(keys)}: {problem}") from None
+    return _set(root, keys, value, parents=())
 
 
 def split(override: str) -> tuple[tuple[str, ...], str]:
@@ -63,15 +68,6 @@ def _parse_quoted_key(text: str) -> str:
 def _shorten(override: str) -> str:
     text = redact(override)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _value(text: str, path: str) -> Node:
-    try:
-        node = parse(text, source=COMMAND_LINE.source, lines=False)
-    except ConfigError as error:
-        problem = str(error).removeprefix(f"{COMMAND_LINE}: ")
-        raise ConfigError(f"{COMMAND_LINE}: {path}: {problem}") from None
-    return Node(None, COMMAND_LINE) if node is None else node
 
 
 def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) -> Node:
