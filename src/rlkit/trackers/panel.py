@@ -18,7 +18,6 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -170,14 +169,14 @@ class PanelTracker(Tracker):
         self._console = console
         self._clean = clean
         self._live: Live | None = None
-        self._status: Status | None = None
+        self._status = console.status("", spinner="line")
         self._history: dict[str, list[float]] = {}
         self._metrics: Mapping[str, float] = {}
         self._rate = TokenRate()
         self._last: RenderableType = Text("")
 
     def on_start(self, run: RunInfo) -> None:  # noqa: D102  inherited
-        self._end_status()
+        self._status.stop()
         self.on_note(f"run {run.name} in {run.directory}")
         for step, metrics in run.earlier:
             self.on_step(step, metrics)
@@ -195,28 +194,19 @@ class PanelTracker(Tracker):
         self._console.print(Text(self._clean(message)))
 
     def on_status(self, message: str) -> None:  # noqa: D102  inherited
-        line = _line(self._clean(message))
-        if self._status is None:
-            self._status = self._console.status(line, spinner="line")
-            self._status.start()
-        else:
-            self._status.update(line)
+        self._status.update(_line(self._clean(message)))
+        self._status.start()
 
     def on_finish(self, result: RunResult | None) -> None:  # noqa: D102  inherited
         self.close()
 
     def close(self) -> None:
         """Stop redrawing, and leave the last panel on the terminal."""
-        self._end_status()
+        self._status.stop()
         live, self._live = self._live, None
         if live is not None:
             live.stop()
             _set_control_echo(True)
-
-    def _end_status(self) -> None:
-        status, self._status = self._status, None
-        if status is not None:
-            status.stop()
 
     def _draw(self, run: RunInfo) -> RenderableType:
         # The run may change its progress while this thread reads it: on an error, show the previous panel.
