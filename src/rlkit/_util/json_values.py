@@ -161,11 +161,8 @@ def _to_json(value: object, budget: JsonBudget) -> Json:
         case list() | tuple():
             children = cast("list[object]", value)
             budget.check(_CHILD_BYTES * len(children))
-            converted = list[Json]()
-            for child in children:
-                budget.take(1)  # the comma
-                converted.append(_to_json(child, budget))
-            return converted
+            budget.take(len(children))  # the commas
+            return [_to_json(child, budget) for child in children]
         case _:
             if isinstance(value, (bytes, bytearray, *_COLLECTIONS)):
                 budget.check(len(cast("Sized", value)))  # its `repr` is longer

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,14 +54,12 @@ def read_ends(path: Path, patterns: Mapping[str, bool]) -> list[tuple[dict[str, 
         head = file.read(_END_BYTES)
         file.seek(max(file.seek(0, os.SEEK_END) - _END_BYTES, 0))
         tail = file.read()
-    ends, objects = _split_ends(head, tail), dict[bytes, dict[str, Any]]()
+    ends, parse = _split_ends(head, tail), cache(partial(_parse_object, path))
 
     def find_line(lines: Sequence[bytes], search: Callable[[bytes], object]) -> dict[str, Any]:
         # The tail may begin inside a line.
         line = next((line for line in lines if line.startswith(b"{") and search(line)), b"{}")
-        if line not in objects:
-            objects[line] = _parse_object(path, line.decode(errors="replace"))
-        return objects[line]
+        return parse(line.decode(errors="replace"))
 
     line_pairs = list[tuple[dict[str, Any], dict[str, Any]]]()
     for pattern, is_rare in patterns.items():
