@@ -37,12 +37,9 @@ def render_duration(seconds: float) -> str:
 
 def render_estimate(estimate: Estimate) -> str:
     """Render `58,000 to 98,000 tokens, $0.10 to $0.35, 2 h 5 min to 3 h 0 min`."""
-    parts = [f"{render_band(estimate.tokens, '{:,.0f}'.format)} tokens"]
-    if estimate.usd is not None:
-        parts.append(render_band(estimate.usd, render_dollars))
-    if estimate.seconds is not None:
-        parts.append(render_band(estimate.seconds, render_duration))
-    return ", ".join(parts)
+    price = [] if estimate.usd is None else [render_band(estimate.usd, render_dollars)]
+    duration = [] if estimate.seconds is None else [render_band(estimate.seconds, render_duration)]
+    return ", ".join([f"{render_band(estimate.tokens, '{:,.0f}'.format)} tokens", *price, *duration])
 
 
 def render_spending(spending: Spending) -> str:
