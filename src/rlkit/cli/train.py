@@ -11,7 +11,7 @@ import typer
 
 from rlkit.cli.common.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.common.options import Configs, NoPanel, Quiet, RunName, Uploads
-from rlkit.cli.common.output import Data, Output, is_redrawable, sanitise
+from rlkit.cli.common.output import Output, is_redrawable, sanitise
 from rlkit.cli.common.signals import graceful_shutdown
 from rlkit.errors import UsageError
 
@@ -141,7 +141,9 @@ def _train(
     finally:
         if tracker is not None:
             tracker.close()
-    output.result(_record(result), output.wrap(_summary(result)))
+    record = asdict(result)
+    record = {"run": record.pop("name"), **record, "directory": str(result.directory)}
+    output.result(record, output.wrap(_summary(result)))
     if result.status == "completed":
         return 0
     is_spent = result.status == "budget"
@@ -160,11 +162,6 @@ def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> lis
     elif not silent:
         trackers.append(ConsoleTracker(output.note))
     return trackers
-
-
-def _record(result: RunResult) -> dict[str, Data]:
-    record = asdict(result)
-    return {"run": record.pop("name"), **record, "directory": str(result.directory)}
 
 
 def _summary(result: RunResult) -> str:
