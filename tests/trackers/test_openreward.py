@@ -22,7 +22,7 @@ from rlkit.errors import MissingError
 from rlkit.store import table
 from rlkit.store.history import table_path
 from rlkit.trackers.from_config import load_service
-from rlkit.trackers.openreward import Service, UploadRejected
+from rlkit.trackers.openreward import UploadRejected, connect, post_events
 from rlkit.trackers.sync import SendingFailed, read_progress, send
 from rlkit.types import Group, Json
 from tests.builders import episode
@@ -188,8 +188,8 @@ def test_long_messages_are_split_over_several_requests(stub: Stub) -> None:
         return 200
 
     stub.status = status
-    with Service.connect() as service:
-        service.send([{"eventType": "message", "content": "x" * 400_000}] * 5 + [{"eventType": "message"}] * 300)
+    with connect() as http:
+        post_events(http, [{"eventType": "message", "content": "x" * 400_000}] * 5 + [{"eventType": "message"}] * 300)
     assert sum(sizes) == 305
     assert len(sizes) == 5
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from dataclasses import asdict
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import NAMESPACE_URL, uuid5
 
+from rlkit._util.files.json_fields import pick
 from rlkit._util.sections import Section
 from rlkit.errors import MissingError, RlkitError
 from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
@@ -68,12 +70,15 @@ class OpenRewardTracker(ServiceTracker[OpenRewardSettings]):
 
         name = self.settings.name or self._run.name
         rollouts = [rollout for rollout in step.rollouts() if SESSION in rollout.info]
-        with Service.connect() as service:
+        with connect() as http:
+            find_id = cache(partial(_find_environment_id, http))
             for rollout in rollouts:
                 if (rollout.draw, rollout.member) in self._uploaded:
                     continue
+                started, *rest = _events(self._run, name, rollout, step=step.number, find_id=find_id)
                 try:
-                    service.upload(self._run, name, rollout, step=step.number)
+                    post_events(http, [started])  # separately, as the SDK does: the other events refer to it
+                    post_events(http, rest)
                 except httpx.HTTPStatusError as error:
                     if error.response.status_code not in _PERMANENT_ERRORS:
                         raise
@@ -87,56 +92,38 @@ class OpenRewardTracker(ServiceTracker[OpenRewardSettings]):
             raise UploadRejected(f"OpenReward rejected {'; '.join(self._rejections)}")
 
 
-@dataclass(slots=True)
-class Service:
-    """Client of OpenReward's rollout service.
+@contextmanager
+def connect() -> Generator[httpx.Client]:
+    """Connect to OpenReward's rollout service with the SDK's address and key.
 
     The SDK's client is not used to send, because it does not report failures and waits without a limit.
     """
+    import httpx
 
-    http: httpx.Client
-    _environment_ids: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    from rlkit.envs.openreward.connection import sdk
 
-    @classmethod
-    @contextmanager
-    def connect(cls) -> Generator[Self]:
-        """Connect with the SDK's address and key."""
-        import httpx
+    sdk.load()
+    from openreward import OpenReward
 
-        from rlkit.envs.openreward.connection import sdk
+    client = OpenReward()
+    headers = {"x-api-key": client.api_key}
+    with httpx.Client(base_url=client.base_url, headers=headers, timeout=_REQUEST_S) as http:
+        yield http
 
-        sdk.load()
-        from openreward import OpenReward
 
-        client = OpenReward()
-        headers = {"x-api-key": client.api_key}
-        with httpx.Client(base_url=client.base_url, headers=headers, timeout=_REQUEST_S) as http:
-            yield cls(http)
+def post_events(http: httpx.Client, events: Sequence[Event]) -> None:
+    """Send events in order; raise an HTTPError of httpx if the service did not accept all of them."""
+    for body in _batches(events):
+        http.post("/v1/rollouts", content=body, headers={"content-type": "application/json"}).raise_for_status()
 
-    def upload(self, run: RecordedRun, name: str, rollout: RecordedRollout, *, step: int) -> None:
-        """Upload an episode of an OpenReward environment; `name` is the run's name on OpenReward."""
-        session = cast("Mapping[str, Any]", rollout.info[SESSION])
-        environment_id = self._environment_id(session["target"]) if session["hosted"] else None
-        started, *rest = _events(run, name, rollout, step=step, environment_id=environment_id)
-        self.send([started])  # separately, as the SDK does: the other events refer to it
-        self.send(rest)
 
-    def send(self, events: Sequence[Event]) -> None:
-        """Send events in order; raise an HTTPError of httpx if the service did not accept all of them."""
-        for body in _batches(events):
-            answer = self.http.post("/v1/rollouts", content=body, headers={"content-type": "application/json"})
-            answer.raise_for_status()
+def _find_environment_id(http: httpx.Client, name: str) -> str | None:
+    """Return OpenReward's id of an environment; None if the request fails, because the id is optional."""
+    import httpx
 
-    def _environment_id(self, name: str) -> str | None:
-        """Return OpenReward's id of an environment; None if the request fails, because the id is optional."""
-        import httpx
-
-        if name not in self._environment_ids:
-            self._environment_ids[name] = None
-            with suppress(httpx.HTTPError, ValueError, AttributeError):
-                identity: object = self.http.get(f"/v1/environments/{name}").raise_for_status().json().get("id")
-                self._environment_ids[name] = identity if isinstance(identity, str) else None
-        return self._environment_ids[name]
+    with suppress(httpx.HTTPError, ValueError):
+        return pick(http.get(f"/v1/environments/{name}").raise_for_status().json(), "id", str)
+    return None
 
 
 def _batches(events: Sequence[Event]) -> Iterator[bytes]:
@@ -153,12 +140,14 @@ def _batches(events: Sequence[Event]) -> Iterator[bytes]:
 
 
 def _events(
-    run: RecordedRun, name: str, rollout: RecordedRollout, *, step: int, environment_id: str | None
+    run: RecordedRun, name: str, rollout: RecordedRollout, *, step: int, find_id: Callable[[str], str | None]
 ) -> Iterator[Event]:
+    """Yield the events of a rollout; `name` is the run's name on OpenReward."""
     import openreward
     from openreward.models import LogMessageEvent, RolloutConfig, RolloutStartedEvent, RolloutUpdateEvent
 
     session = cast("Mapping[str, Any]", rollout.info[SESSION])
+    environment_id = find_id(session["target"]) if session["hosted"] else None
     place = f"{run.directory}/{name}/{step}/{rollout.draw}/{rollout.member}"
     identity = str(uuid5(NAMESPACE_URL, place))
     now_ms = round(time.time() * 1000)
