@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import numpy as np
 
+from rlkit._util.files.json_fields import pick_object
 from rlkit.metrics.intervals import Score, estimate_mean
 from rlkit.metrics.metrics import SOLVED
-from rlkit.types import Episode, Group, Json
+from rlkit.types import Episode, Group
 
 LABELS_MAX = 20  # maximum number of values of a label; labels with more values get no scores
 
@@ -106,12 +106,8 @@ def split_by_label(groups: Sequence[Group]) -> Mapping[str, Sequence[Group]]:
 
 
 def _read_labels(group: Group) -> dict[str, str]:
-    for episode in group.episodes:
-        labels = episode.info.get("labels")
-        if isinstance(labels, Mapping):
-            items = cast("Mapping[str, Json]", labels).items()
-            return {_escape(str(label)): _escape(str(value)) for label, value in items}
-    return {}
+    labels = filter(None, (pick_object(episode.info, "labels") for episode in group.episodes))
+    return {_escape(label): _escape(str(value)) for label, value in next(labels, dict[str, object]()).items()}
 
 
 def _escape(text: str) -> str:
