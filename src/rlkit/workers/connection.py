@@ -23,11 +23,9 @@ class Connection(Protocol):
 
     def send(self, frame: bytes) -> None:
         """Send a frame; do nothing after the end of the worker."""
-        ...
 
     async def close(self) -> None:
         """Let the worker clean up, and wait for its end."""
-        ...
 
 
 class WorkerOwner(Protocol):
@@ -35,15 +33,12 @@ class WorkerOwner(Protocol):
 
     def receive(self, frame: bytes, /) -> None:
         """Receive the content of a frame."""
-        ...
 
     def lose(self, loss: WorkerLoss, /) -> None:
         """Receive the end of the worker, once, unless `close` was called."""
-        ...
 
     def show(self, line: str, /) -> None:
         """Receive a line that was written to the worker's standard output, not by Python code."""
-        ...
 
 
 type Connect = Callable[[WorkerOwner], Connection]
