@@ -13,12 +13,13 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from rlkit._util.files.json_fields import pick_rows
 from rlkit._util.sections import Section
 from rlkit.errors import MissingError, missing_extra
 from rlkit.trackers.recorded_run import RecordedRollout, RecordedRun, RecordedStep
@@ -112,9 +113,8 @@ def agent_run(run: RecordedRun, step: int, rollout: RecordedRollout) -> AgentRun
 
 def _messages(rollout: RecordedRollout) -> list[ChatMessage]:
     """Return the messages recorded by the environment, or the turns as raw text if there are none."""
-    recorded = rollout.info.get("messages")
-    if isinstance(recorded, Sequence) and not isinstance(recorded, str) and recorded:
-        return [_message(cast("Mapping[str, Any]", message)) for message in recorded]
+    if recorded := pick_rows(rollout.info, "messages"):
+        return list(map(_message, recorded))
     turns = [(("user", turn.prompt), ("assistant", turn.completion)) for turn in rollout.turns]
     return [
         _message({"role": role, "content": text}) for turn in turns for role, text in turn if text or role != "user"
