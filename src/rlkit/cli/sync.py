@@ -6,8 +6,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -45,14 +44,14 @@ def sync(
         os.nice(_NICENESS)  # before the imports, which take most of the time
     import yaml
 
+    from rlkit._util.files.json_fields import pick_object
     from rlkit.config.loading.run_config import find_run
     from rlkit.trackers.from_config import load_service
     from rlkit.trackers.recorded_run import read_run
     from rlkit.trackers.sync import send
 
     directory = find_run(run)
-    sections = cast("Mapping[str, Mapping[str, object] | None]", read_run(directory).config.get("track") or {})
-    settings = dict(sections.get(to) or {})
+    settings = pick_object(read_run(directory).config, f"track.{to}")
     for value in values or []:
         key, equals, text = value.partition("=")
         if not equals:
