@@ -44,7 +44,6 @@ from rlkit.testing.policies import play_itself
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, describe_service
 from rlkit.tokenizers.hub import hub_problem
 from rlkit.tokenizers.load import has_weights
-from rlkit.trackers import RunResult
 from rlkit.trackers.rendering import render_band
 from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
@@ -259,10 +258,14 @@ class _Rehearser:
         if (path := self.config.load_checkpoint) is not None:
             world.checkpoints[path] = 0
         service = _simulate(_SHORT_REPLY * self.config.sampling.max_tokens, world)
+        estimators = load_estimators(self.config, {}).items()
+        nudged = {name: NudgedEstimator(inner=estimator) for name, estimator in estimators}
+        make_trainer = partial(RLTrainer, envs=self.tasks, estimators=nudged, service=service, chat=self.chat)
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-dry-run-") as folder:
                 for steps in (1, 2):
-                    result = await self._train_to(service, Path(folder) / "run", steps=steps)
+                    config = self.config.model_copy(update={"steps": steps, "track": track_config()})
+                    result = await make_trainer(config, directory=Path(folder) / "run", resume=steps > 1).train()
                     metrics |= result.metrics.keys()
                     if result.steps < steps:
                         reason = result.reason or "because there are no more tasks"
@@ -278,20 +281,6 @@ class _Rehearser:
         steps = f"{len(world.step_digests)} optimiser steps on {sequences} sequences"
         self.parts.append(Part("training", "ok", f"{steps}; the second step resumed from the first one's checkpoint"))
         self.parts.extend(_check_best_metric(whole, metrics))
-
-    async def _train_to(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
-        """Train up to a step; after the first, resume from the last checkpoint in the directory."""
-        estimators = load_estimators(self.config, {})
-        trainer = RLTrainer(
-            self.config.model_copy(update={"steps": steps, "track": track_config()}),
-            envs=self.tasks,
-            estimators={name: NudgedEstimator(inner=estimator) for name, estimator in estimators.items()},
-            directory=directory,
-            resume=steps > 1,
-            service=service,
-            chat=self.chat,
-        )
-        return await trainer.train()
 
 
 def _simulate(mean_tokens: float, world: World | None = None) -> SimulatedTinker:
