@@ -49,9 +49,6 @@ PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
-_AMBIGUOUS_WORDS = frozenset({"key", "keys", "token", "tokens"})
-"""Last words of a secret field only after a word of `_CREDENTIAL_QUALIFIERS`: `api_key`, but not `answer_key`."""
-
 _CREDENTIAL_QUALIFIERS = frozenset(
     {"access", "account", "admin", "api", "auth", "bearer", "bot", "client", "encryption", "hf", "license", "openai"}
     | {"anthropic", "personal", "private", "refresh", "secret", "service", "session", "signing", "tinker", "wandb"}
@@ -119,7 +116,7 @@ def _may_be_secret(key: str, text: str) -> bool:
         return True
     words = [word.lower() for word in WORDS.findall(key) if not word.isdigit()]
     last = words[-1] if words else ""
-    if last in _AMBIGUOUS_WORDS:
+    if last.removesuffix("s") in OFTEN_SECRET:  # `api_key` is a secret field, but not `answer_key`
         is_secret_key = bool(_CREDENTIAL_QUALIFIERS.intersection(words[:-1]))
     else:
         # `is_secret_name` also matches words that only contain `key` or `token`, such as `tokenizer` and `monkey`.
