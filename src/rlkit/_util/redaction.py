@@ -27,7 +27,6 @@ _SECRET_PART = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE", re.IGNO
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _SECRET_WORD = re.compile(r".*creds?|credentials?|.*auth|authorization|private|.*dsns?")
-_PASS_WORD = re.compile(r".*pass")
 _WORDS_AFTER_TEST_PASS = frozenset(
     {"at", "count", "fraction", "k", "limit", "mark", "n", "number", "only", "rate", "ratio", "score", "threshold"}
     | {"through"}
@@ -63,7 +62,7 @@ def is_secret_name(name: str) -> bool:
     if not words or words[-1] in _SECRET_METADATA_WORDS:
         return False
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if _PASS_WORD.fullmatch(word) and word not in _NOT_SECRET_WORDS and following not in _WORDS_AFTER_TEST_PASS:
+        if word.endswith("pass") and word not in _NOT_SECRET_WORDS and following not in _WORDS_AFTER_TEST_PASS:
             return True
     return any(_SECRET_WORD.fullmatch(word) and word not in _NOT_SECRET_WORDS for word in words)
 
