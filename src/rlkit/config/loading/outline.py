@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import Any
 
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
@@ -17,7 +17,7 @@ from rlkit.config.loading.nodes import KeyPath, Node, is_mapping, leaves
 from rlkit.config.schema import Config
 from rlkit.types import Json
 
-type Schema = Mapping[str, Json]
+type Schema = Mapping[str, Any]
 
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "string", "null": "null"}
@@ -64,7 +64,7 @@ def outline() -> Shape:
 
 @cache
 def _config_schema(*_: str) -> Schema:
-    return cast("Schema", Config.model_json_schema())
+    return Config.model_json_schema()
 
 
 @cache
@@ -136,7 +136,7 @@ def _child(shape: Shape, key: str | int) -> Shape | None:
 
 def _shape(schema: Schema) -> Shape:
     while "$ref" in schema:
-        schema = _part(_part(config_schema(), "$defs"), str(schema["$ref"]).rsplit("/", 1)[-1])
+        schema = config_schema()["$defs"][schema["$ref"].rsplit("/", 1)[-1]]
     description = " ".join(str(schema.get("description", "")).split())
     if "oneOf" in schema or "anyOf" in schema:
         return _union(schema, description)
@@ -144,10 +144,10 @@ def _shape(schema: Schema) -> Shape:
         case "object" if "properties" in schema:
             return Shape("section", description, fields=_fields(schema))
         case "object":
-            entries = _shape(_part(schema, "additionalProperties"))
+            entries = _shape(schema["additionalProperties"])
             return Shape(f"mapping of names to {entries.type}s", description, entries=entries)
         case "array":
-            items = _shape(_part(schema, "items"))
+            items = _shape(schema["items"])
             return Shape(f"list of {items.type}s", description, items=items)
         case None:
             return Shape("value", description, nullable=True)
@@ -156,7 +156,7 @@ def _shape(schema: Schema) -> Shape:
 
 
 def _union(schema: Schema, description: str) -> Shape:
-    options = [_shape(option) for option in cast("Sequence[Schema]", schema.get("oneOf") or schema["anyOf"])]
+    options = [_shape(option) for option in schema.get("oneOf") or schema["anyOf"]]
     if "oneOf" in schema:
         choices = {name: option for option in options for name in _names(option)}
         return Shape("section", description, choices=choices)
@@ -175,9 +175,8 @@ def _names(section: Shape) -> list[str]:
 
 
 def _fields(schema: Schema) -> dict[str, Field]:
-    required = cast("Sequence[str]", schema.get("required", ()))
-    fields = dict[str, Field]()
-    for name, entry in cast("Mapping[str, Schema]", schema["properties"]).items():
+    required, fields = schema.get("required", ()), dict[str, Field]()
+    for name, entry in schema["properties"].items():
         shape = _shape(entry)
         description = " ".join(str(entry.get("description", shape.description)).split())
         fields[name] = Field(shape, description, entry.get("default", {} if shape.entries else None), name in required)
@@ -188,12 +187,8 @@ def _scalar_type(kind: str, schema: Schema) -> str:
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
-        return " or ".join(f"`{value}`" for value in cast("Sequence[str]", schema["enum"]))
+        return " or ".join(f"`{value}`" for value in schema["enum"])
     # Bounds of the 64-bit range are not interesting to readers.
-    limits = {sign: cast("float", schema[key]) for key, sign in _BOUNDS.items() if key in schema}
+    limits = {sign: schema[key] for key, sign in _BOUNDS.items() if key in schema}
     bounds = [f"{sign} {limit:g}" for sign, limit in limits.items() if limit < 2**53]
     return " ".join([_TYPES[kind], " and ".join(bounds)]).strip()
-
-
-def _part(schema: Schema, key: str) -> Schema:
-    return cast("Schema", schema[key])
