@@ -93,8 +93,7 @@ class WorkerPool(RolloutRunner):
         pickle = self._pickle(task)
         began_s = asyncio.get_running_loop().time()
         try:
-            played = await self._call(Play(0, pickle.number, rollout), pickle, samplers)
-            return cast("Episode", played)
+            return cast("Episode", await self._call(Play(0, pickle.number, rollout), pickle, samplers))
         except EnvironmentFault as fault:
             seconds = asyncio.get_running_loop().time() - began_s
             return Episode(rollout.member, rollout.attempt, (), "failed", None, {}, {}, seconds, str(fault))
@@ -104,10 +103,9 @@ class WorkerPool(RolloutRunner):
     ) -> GroupScores:
         pickle = self._pickle(task)
         try:
-            scored = await self._call(Score(0, pickle.number, episodes, timeout_s), pickle, None)
+            return cast("GroupScores", await self._call(Score(0, pickle.number, episodes, timeout_s), pickle, None))
         except EnvironmentFault as fault:
             return None, f"{type(task.env).__name__}.score_group: {fault}"
-        return cast("GroupScores", scored)
 
     @property
     def queue(self) -> int:
