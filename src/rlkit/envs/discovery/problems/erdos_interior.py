@@ -101,13 +101,13 @@ def interior_point(
             step, changes, slope = _newton(ties, point, multipliers, barrier)
         except np.linalg.LinAlgError:
             break
-        point, moved = _walk(ties, point, step, slope, barrier)
+        last, point = point, _walk(ties, point, step, slope, barrier)
         central = barrier / point.room
         multipliers = multipliers + limit_length(multipliers, changes) * changes
         multipliers = np.clip(multipliers, central / _DUAL_RANGE, central * _DUAL_RANGE)
         if (value := float(point.overlaps.max())) < best_value:
             best, best_value = point.h, value
-        if not moved or -slope < 40 * barrier * len(h):
+        if point is last or -slope < 40 * barrier * len(h):
             if barrier <= _GAP:
                 break
             barrier = max(barrier / 2, _GAP)
@@ -135,10 +135,11 @@ def _newton(
     ties: Mirrored, point: _Point, multipliers: Heights, barrier: float
 ) -> tuple[tuple[Heights, float], Heights, float]:
     """Return the steps of free heights and t, those of the multipliers, and the derivative of the barrier function."""
-    free, central, curvature = len(point.free), barrier / point.room, multipliers / point.room
-    gradient = overlap_gradient(ties, point.h, central[: -2 * free]) - central[-2 * free : -free] + central[-free:]
-    gradient_bound = 1 - float(central[: -2 * free].sum())
-    scale, diagonal = curvature[: -2 * free], curvature[-2 * free : -free] + curvature[-free:]
+    count = len(point.free)
+    weights, low, high = np.split(barrier / point.room, [-2 * count, -count])
+    gradient, gradient_bound = overlap_gradient(ties, point.h, weights) - low + high, 1 - float(weights.sum())
+    scale, low, high = np.split(multipliers / point.room, [-2 * count, -count])
+    diagonal = low + high
     rows = np.flatnonzero(scale > _ROW_SHARE * scale.max())
     slopes = compute_slopes(ties, point.h, rows)
     solve = factorise(slopes, scale[rows], diagonal + 1e-9 * float(np.median(diagonal)), ties.weights)
@@ -150,10 +151,8 @@ def _newton(
     return (step, step_bound), changes, float(gradient @ step) + gradient_bound * step_bound
 
 
-def _walk(
-    ties: Mirrored, point: _Point, step: tuple[Heights, float], slope: float, barrier: float
-) -> tuple[_Point, bool]:
-    """Return the point after a step that lowers the barrier function, and whether there is one."""
+def _walk(ties: Mirrored, point: _Point, step: tuple[Heights, float], slope: float, barrier: float) -> _Point:
+    """Return the point after a step that lowers the barrier function, or the same point if there is none."""
     length = min(limit_length(point.free, step[0]), limit_length(1 - point.free, -step[0]))
     before = point.bound - barrier * float(np.log(point.room).sum())
     for _ in range(25):
@@ -161,9 +160,9 @@ def _walk(
         if after.room.min() > 0:
             value = after.bound - barrier * float(np.log(after.room).sum())
             if value <= before + 1e-4 * length * slope + 1e-15:
-                return after, True
+                return after
         length /= 2
-    return point, False
+    return point
 
 
 def compute_overlaps(h: Heights) -> Heights:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -27,15 +27,9 @@ from rlkit.envs.discovery.problems.erdos_interior import (
 from rlkit.envs.discovery.problems.minimax import minimise_maximum
 
 type OnBest = Callable[[float, Heights], None]
-type Report = Callable[[Heights], None]
 type Seed = tuple[int, int]
-
-
-class Map(Protocol):
-    """Function such as `map`, that may call the other function in other processes."""
-
-    def __call__[Result](self, function: Callable[[Seed], Result], seeds: Sequence[Seed], /) -> Iterable[Result]: ...  # noqa: D102  as `map`
-
+type Map = Callable[[Callable[[Seed], Sequence[Heights]], Sequence[Seed]], Iterable[Sequence[Heights]]]
+"""Function such as `map`, that may call the other function in other processes."""
 
 _MIN_RADIUS = 1e-10
 _MIN_GAIN = 1e-13
@@ -150,37 +144,54 @@ def linear_programs(
     return h
 
 
+@dataclass(slots=True)
+class _Process:
+    """Process of a search, which reports each construction that is better than its earlier ones."""
+
+    rng: np.random.Generator
+    clock: Clock
+    on_best: OnBest | None
+    began_s: float
+    best: float = np.inf  # value of the best construction
+
+    def report(self, h: Heights) -> None:
+        if (value := c5(h)) < self.best:
+            self.best = value
+            elapsed_s = self.clock() - self.began_s
+            if self.on_best is not None:
+                self.on_best(elapsed_s, h)
+
+
+@dataclass(slots=True)
 class _Pool:
     """Best constructions of a search, best first; of two with a smaller mean difference, only the better is kept."""
 
-    def __init__(
-        self, rng: np.random.Generator, report: Report, clock: Clock, *, min_distance: float = _MIN_DISTANCE
-    ) -> None:
-        self.members = list[Heights]()
-        self._rng, self._report, self._clock, self._min_distance = rng, report, clock, min_distance
+    process: _Process
+    min_distance: float = _MIN_DISTANCE
+    members: list[Heights] = field(default_factory=list[Heights])
 
     def add(self, h: Heights) -> None:
         """Report a construction, and keep it if it is good enough."""
         h = balance(h)
-        self._report(h)
+        self.process.report(h)
         distinct = list[Heights]()
         for member in sorted([*self.members, h], key=c5):
-            if all(_compare(member, other) > self._min_distance for other in distinct):
+            if all(_compare(member, other) > self.min_distance for other in distinct):
                 distinct.append(member)
         self.members = distinct[:_POOL_SIZE]
 
     def hop(self, *, centre: int, end_s: float) -> None:
         """Change members and descend, until the clock reaches `end_s`."""
-        while self._clock() < end_s:
-            barrier = 10 ** self._rng.uniform(-7.5, -5.5)
-            changed = _move(self.members, self._rng, centre)
+        while self.process.clock() < end_s:
+            barrier = 10 ** self.process.rng.uniform(-7.5, -5.5)
+            changed = _move(self.members, self.process.rng, centre)
             self.add(interior_point(changed, centre=centre, barrier=barrier, steps=_HOP_STEPS))
 
     def halve(self, end_s: float) -> _Pool:
         """Search from the members, with two pieces for each of theirs."""
-        finer = _Pool(self._rng, self._report, self._clock)
+        finer = _Pool(self.process)
         for h in self.members:
-            if not finer.members or self._clock() < end_s:
+            if not finer.members or self.process.clock() < end_s:
                 finer.add(interior_point(h.repeat(2), steps=_HOP_STEPS))
         finer.hop(centre=len(finer.members[0]), end_s=end_s)
         return finer
@@ -212,84 +223,62 @@ def search(
         run: calls a function for each process, such as `map` of a `ProcessPoolExecutor` or of Ray's `Pool`.
     """
     count = pieces or (len(starts[0]) if starts else _PIECES)
-    seeds, islands_s, min_distance = [(seed, number) for number in range(processes)], 0.0, _MIN_NEW_DISTANCE
+    islands_s = 0.0 if starts else seconds * _HOP_SHARE * (_ISLANDS_SHARE if count >= 4 * _COARSE_PIECES else 1)
+    plan = _Plan(count, seconds, islands_s, _MIN_NEW_DISTANCE if starts else _MIN_DISTANCE, on_best, clock)
+    seeds = [(seed, number) for number in range(processes)]
     if not starts:
-        islands_s = seconds * _HOP_SHARE * (_ISLANDS_SHARE if count >= 4 * _COARSE_PIECES else 1)
-        search_islands = partial(_search_islands, seconds=islands_s, pieces=count, on_best=on_best, clock=clock)
-        starts = sorted((h for members in run(search_islands, seeds) for h in members), key=c5)[:_POOL_SIZE]
-        min_distance = _MIN_DISTANCE
-    refine = partial(
-        _refine,
-        seconds=(islands_s, seconds),
-        pieces=count,
-        starts=starts,
-        on_best=on_best,
-        clock=clock,
-        min_distance=min_distance,
-    )
-    return min(run(refine, seeds), key=c5)
+        starts = sorted((h for members in run(plan.search_islands, seeds) for h in members), key=c5)[:_POOL_SIZE]
+    return min((h for members in run(partial(plan.refine, starts), seeds) for h in members), key=c5)
 
 
-def _search_islands(
-    seed: Seed, *, seconds: float, pieces: int, on_best: OnBest | None, clock: Clock
-) -> Sequence[Heights]:
-    """Return the best functions of islands that start at random, with the pieces of the second level."""
-    rng, report, began_s = np.random.default_rng(seed), _report_best(on_best, clock, 0.0, np.inf), clock()
-    halvings = max(0, int(np.log2(pieces / _COARSE_PIECES)))
-    coarse, islands = pieces >> halvings, max(1, round(seconds / _ISLAND_S))
-    best = _Pool(rng, report, clock)
-    for number in range(islands):
-        island = _Pool(rng, report, clock)
-        starts_s, coarse_s, last_s = (began_s + seconds / islands * (number + share) for share in _ISLAND_ENDS)
-        while not island.members or clock() < starts_s:
-            h = descend(rng.uniform(0.02, 0.98, coarse), iterations=1000, symmetric=False)
-            island.add(interior_point(h, steps=_HOP_STEPS))
-        island.hop(centre=coarse, end_s=coarse_s if halvings else last_s)
-        for h in (island.halve(last_s) if halvings else island).members[:2]:
-            best.add(h)
-    return best.members
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Search in several processes."""
 
+    pieces: int  # number of pieces of the last level
+    seconds: float  # time of each process
+    islands_s: float  # part of this time for islands
+    min_distance: float  # smallest mean difference of functions in the first pool after the islands
+    on_best: OnBest | None
+    clock: Clock
 
-def _refine(
-    seed: Seed,
-    *,
-    seconds: tuple[float, float],
-    pieces: int,
-    starts: Sequence[Heights],
-    on_best: OnBest | None,
-    clock: Clock,
-    min_distance: float,
-) -> Heights:
-    """Search from functions, between two times of a search, on increasingly fine levels."""
-    report = _report_best(on_best, clock, seconds[0], c5(balance(starts[0])))
-    end_s = clock() + seconds[1] - seconds[0]
-    hops_end_s = end_s - (1 - _HOP_SHARE) * seconds[1]
-    pool = _Pool(np.random.default_rng((*seed, 1)), report, clock, min_distance=min_distance)
-    for start in starts:
-        pool.add(start)
-    halvings = max(0, int(np.log2(pieces / len(starts[0]))))
-    if not halvings:
-        pool.hop(centre=len(starts[0]) // 4, end_s=hops_end_s)
-    for level_end_s in np.linspace(clock(), hops_end_s, halvings + 1)[1:]:
-        pool = pool.halve(level_end_s)
-    final = polish(pool.members[0], end_s - clock(), clock=clock)
-    report(final)
-    return final
+    def search_islands(self, seed: Seed) -> Sequence[Heights]:
+        """Return the best functions of islands that start at random, with the pieces of the second level."""
+        process = _Process(np.random.default_rng(seed), self.clock, self.on_best, self.clock())
+        began_s = self.clock()
+        halvings = max(0, int(np.log2(self.pieces / _COARSE_PIECES)))
+        coarse, islands = self.pieces >> halvings, max(1, round(self.islands_s / _ISLAND_S))
+        best = _Pool(process)
+        for number in range(islands):
+            island = _Pool(process)
+            starts_s, coarse_s, last_s = (
+                began_s + self.islands_s / islands * (number + share) for share in _ISLAND_ENDS
+            )
+            while not island.members or self.clock() < starts_s:
+                h = descend(process.rng.uniform(0.02, 0.98, coarse), iterations=1000, symmetric=False)
+                island.add(interior_point(h, steps=_HOP_STEPS))
+            island.hop(centre=coarse, end_s=coarse_s if halvings else last_s)
+            for h in (island.halve(last_s) if halvings else island).members[:2]:
+                best.add(h)
+        return best.members
 
-
-def _report_best(on_best: OnBest | None, clock: Clock, elapsed_s: float, best: float) -> Report:
-    """Return a function that calls `on_best` with a construction if its value is the best."""
-    began_s = clock() - elapsed_s
-
-    def report(h: Heights) -> None:
-        nonlocal best
-        if (value := c5(h)) < best:
-            best = value
-            elapsed_s = clock() - began_s
-            if on_best is not None:
-                on_best(elapsed_s, h)
-
-    return report
+    def refine(self, starts: Sequence[Heights], seed: Seed) -> Sequence[Heights]:
+        """Search from functions after the islands, on increasingly fine levels."""
+        began_s, best = self.clock() - self.islands_s, c5(balance(starts[0]))
+        process = _Process(np.random.default_rng((*seed, 1)), self.clock, self.on_best, began_s, best)
+        end_s = self.clock() + self.seconds - self.islands_s
+        hops_end_s = end_s - (1 - _HOP_SHARE) * self.seconds
+        pool = _Pool(process, self.min_distance)
+        for start in starts:
+            pool.add(start)
+        halvings = max(0, int(np.log2(self.pieces / len(starts[0]))))
+        if not halvings:
+            pool.hop(centre=len(starts[0]) // 4, end_s=hops_end_s)
+        for level_end_s in np.linspace(self.clock(), hops_end_s, halvings + 1)[1:]:
+            pool = pool.halve(level_end_s)
+        final = polish(pool.members[0], end_s - self.clock(), clock=self.clock)
+        process.report(final)
+        return [final]
 
 
 def _compare(h: Heights, other: Heights) -> float:
@@ -343,13 +332,13 @@ def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric:
     """Return the step within the radius with the smallest maximum overlap to first order, and that overlap."""
     count = len(h)
     ties = Mirrored(count, 0 if symmetric else count)
-    overlap = compute_overlaps(h)
+    overlap = compute_overlaps(h)[ties.first :]
     # A step changes an overlap by at most 2 · radius · 2 (each height counts twice), and usually by much less.
-    rows = ties.first + np.flatnonzero(overlap[ties.first :] > value - min(8 * radius, 1.0))
+    rows = np.flatnonzero(overlap > value - min(8 * radius, 1.0))
     free = h[: len(ties.weights)]
     # Scaled by the radius; otherwise the solver's tolerance would be as large as the step.
     change, bound = minimise_maximum(
-        compute_slopes(ties, h, rows - ties.first),
+        compute_slopes(ties, h, rows),
         (value - overlap[rows]) / radius,
         np.maximum(-1, -free / radius),
         np.minimum(1, (1 - free) / radius),
