@@ -7,7 +7,7 @@ construction is never dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
@@ -69,11 +69,11 @@ class Archive:
     _values: dict[str, float] = field(default_factory=dict[str, float])
     _running: list[str] = field(default_factory=list[str])
 
-    def plant(self, states: Sequence[State]) -> None:
-        """Add the initial states."""
+    def plant(self, states: Sequence[State], *, seed: bool = True) -> None:
+        """Add the initial states, or others that are new."""
         for state in states:
-            self._nodes.setdefault(state.id, _Node(state, seed=True))
-            self._parents.setdefault(state.id, None)
+            self._nodes.setdefault(state.id, _Node(state, seed))
+            self._parents.setdefault(state.id, state.parent)
             self._values[state.id] = state.value
 
     def choose(self) -> State:
@@ -84,35 +84,28 @@ class Archive:
             case "none":
                 verified = self.problem.verify(self.problem.start(rng))
                 state = State(verified.construction, verified.value)
-                self._running.append(state.id)
-                return state
             case "fixed":
-                seeds = [name for name, node in self._nodes.items() if node.seed]
-                name = seeds[(self.choices - 1) % len(seeds)]
+                seeds = [node.state for node in self._nodes.values() if node.seed]
+                state = seeds[(self.choices - 1) % len(seeds)]
             case "epsilon_greedy":
                 states = self.states
-                name = states[int(rng.integers(len(states))) if rng.random() < self.rule.epsilon else 0].id
+                state = states[int(rng.integers(len(states))) if rng.random() < self.rule.epsilon else 0]
             case "puct":
-                name = self._choose_by_puct()
-        self._running.append(name)
-        return self._nodes[name].state
+                state = self._nodes[self._choose_by_puct()].state
+        self._running.append(state.id)
+        return state
 
     def record_expansion(self, parent: str, children: Sequence[State]) -> None:
         """Record the valid constructions of a group that started from a state."""
         if parent in self._running:
             self._running.remove(parent)
         self.expansions += 1
-        for name in (parent, *self.lineage(parent)):
-            if name in self._nodes:
-                self._nodes[name].expansions += 1
+        for name in self._nodes.keys() & self._list_relatives([parent]):
+            self._nodes[name].expansions += 1
         if parent in self._nodes and children:
             node, scores = self._nodes[parent], [self.score(child) for child in children]
             node.best_child = max(scores if node.best_child is None else [node.best_child, *scores])
-        for child in children:
-            if child.id not in self._nodes:
-                self._nodes[child.id] = _Node(child, seed=False)
-                self._parents.setdefault(child.id, child.parent)
-                self._values[child.id] = child.value
+        self.plant(children, seed=False)
         self._trim(parent)
 
     def lineage(self, name: str) -> list[str]:
@@ -134,7 +127,7 @@ class Archive:
     @property
     def states(self) -> list[State]:
         """Kept states, best first."""
-        return self._sort_by_score([node.state for node in self._nodes.values()])
+        return [self._nodes[name].state for name in self._rank()]
 
     @property
     def best(self) -> State:
@@ -184,26 +177,27 @@ class Archive:
             loaded, best_child = State.from_json(node), cast("float | None", node["best_child"])
             self._nodes[loaded.id] = _Node(loaded, bool(node["seed"]), cast("int", node["expansions"]), best_child)
 
-    def _sort_by_score(self, states: Sequence[State]) -> list[State]:
-        return sorted(states, key=self.score, reverse=True)  # of equal states, the older first
-
     def _trim(self, parent: str) -> None:
         """Drop states beyond the size; keep the initial states, except with `epsilon_greedy`."""
-        is_puct = self.rule.name == "puct"
+        is_puct, is_fixed = self.rule.name == "puct", self.rule.name in ("fixed", "none")
         if is_puct:
-            children = [node.state for node in self._nodes.values() if not node.seed and node.state.parent == parent]
-            for state in self._sort_by_score(children)[MAX_CHILDREN:]:
-                del self._nodes[state.id]
-        is_fixed = self.rule.name in ("fixed", "none")
-        removable = [node.state for node in self._nodes.values() if not (node.seed and (is_puct or is_fixed))]
-        for state in self._sort_by_score(removable)[1 if is_fixed else self.rule.size :]:
-            del self._nodes[state.id]
+            children = [name for name in self._rank() if self._nodes[name].state.parent == parent]
+            for name in children[MAX_CHILDREN:]:
+                del self._nodes[name]
+        removable = [name for name in self._rank() if not (self._nodes[name].seed and (is_puct or is_fixed))]
+        for name in removable[1 if is_fixed else self.rule.size :]:
+            del self._nodes[name]
         # Only kept and running states, and their ancestors.
-        reachable = dict.fromkeys(
-            relative for name in (*self._nodes, *self._running) for relative in (name, *self.lineage(name))
-        )
+        reachable = self._list_relatives((*self._nodes, *self._running))
         self._parents = {name: self._parents[name] for name in reachable if name in self._parents}
         self._values = {name: self._values[name] for name in self._parents if name in self._values}
+
+    def _list_relatives(self, names: Iterable[str]) -> Mapping[str, None]:
+        return dict.fromkeys(relative for name in names for relative in (name, *self.lineage(name)))
+
+    def _rank(self) -> list[str]:
+        """Return the ids of the kept states, best first; of equal states, the older first."""
+        return sorted(self._nodes, key=lambda name: self.score(self._nodes[name].state), reverse=True)
 
     def _choose_by_puct(self) -> str:
         """Choose by Q + c · scale · P · √(1 + T) / (1 + n), see TTT-Discover §A.2 (arXiv:2601.16175).
@@ -212,16 +206,16 @@ class Archive:
         its descendants. T: number of all expansions. P: falls linearly with the rank. scale: range of scores. States
         with a running ancestor or descendant are skipped if there are others.
         """
-        names = [state.id for state in self.states]
+        names = self._rank()
         nodes = [self._nodes[name] for name in names]
-        scores = np.array([self.score(node.state) for node in nodes])
-        expansions = np.array([node.expansions for node in nodes])
+        scores = [self.score(node.state) for node in nodes]
         quality = np.array([self.score(node.state) if node.best_child is None else node.best_child for node in nodes])
+        expansions = np.array([node.expansions for node in nodes])
         prior = np.arange(len(nodes), 0, -1) / (len(nodes) * (len(nodes) + 1) / 2)
         bonus = self.rule.c * float(np.ptp(scores)) * prior * math.sqrt(1 + self.expansions) / (1 + expansions)
         places: list[int] = np.argsort(-(quality + bonus), kind="stable").tolist()
         order = [names[place] for place in places]
         in_play = set(self._running)
-        blocked = {relative for name in in_play for relative in (name, *self.lineage(name))}
+        blocked = self._list_relatives(in_play)
         free = [name for name in order if name not in blocked and in_play.isdisjoint(self.lineage(name))]
         return (free or [name for name in order if name not in in_play] or order)[0]
