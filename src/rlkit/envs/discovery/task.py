@@ -97,7 +97,11 @@ class ConstructionProblem(Env):
         code = prompts.extract_code(reply.text)
         if code is None:
             return _make_outcome(0.0, "no_code", {"why": "the final answer has no ```python block"}, reply)
-        result = await self._run(self._program(code), self.play.terms.limits, "programs running or queued")
+        terms, polish = self.play.terms, self.problem.polish
+        arguments = {"seed": self.number, "budget_s": terms.budget_s}
+        helpers = {POLISH: polish} if terms.helpers and polish is not None else {}
+        program = Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
+        result = await self._run(program, terms.limits, "programs running or queued")
         verified, error = await in_thread(self._verify, result)
         metrics = {"program_s": result.seconds, "program_cpu_s": result.cpu_s}
         info: dict[str, Json] = {"program": code, "stdout": result.stdout}
@@ -108,18 +112,12 @@ class ConstructionProblem(Env):
         metrics["value"] = verified.value
         metrics["improved"] = float(self.problem.is_better(verified.value, self.parent.value))
         reward = self.problem.reward(verified.value)
-        if self.play.polish_s and self.problem.polish is not None:
-            child, metrics["polish_cpu_s"] = await self._polish(child, self.problem.polish)
+        if self.play.polish_s and polish is not None:
+            child, metrics["polish_cpu_s"] = await self._polish(child, polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
             metrics["record"] = float(await in_thread(self._save_record, self.folder, child))
         return _make_outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": verified.value}, reply, metrics)
-
-    def _program(self, code: str) -> Program:
-        terms, polish = self.play.terms, self.problem.polish
-        arguments = {"seed": self.number, "budget_s": terms.budget_s}
-        helpers = {POLISH: polish} if terms.helpers and polish is not None else {}
-        return Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
 
     async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
         # Time beyond the program's limit is queueing, because hundreds of rollouts may share two processors.

@@ -59,6 +59,7 @@ class _Autocorrelation(Problem):
     n_points: PieceCount = 100
     max_points: PieceCount = 10_000
 
+    minimise = True
     question: ClassVar[str]  # first paragraph of the statement
     formula: ClassVar[str] = "    {symbol} = 2 * n * {peak} / np.sum(f) ** 2"  # formula of the value, for the statement
     signed: ClassVar[bool] = False  # true if heights may be negative
@@ -134,7 +135,6 @@ class FirstAutocorrelation(_Autocorrelation):
     """max f*f ≥ C₁ (∫f)² for all f ≥ 0 on [−¼, ¼]: a small ratio bounds C₁ from above."""
 
     name = "autocorrelation_1"
-    minimise = True
     symbol = "C1"
     scripted = ((1, 1.5257), (10, 1.5214), (30, 1.5114), (60, 1.5092))
     polish = "rlkit.envs.discovery.problems.autocorrelation_steps:polish_first"
@@ -179,7 +179,6 @@ class ThirdAutocorrelation(_Autocorrelation):
     """
 
     name = "autocorrelation_3"
-    minimise = True
     symbol = "C3"
     signed = True
     scripted = ((5, 1.4751), (11, 1.4688), (20, 1.4671))

@@ -48,7 +48,5 @@ def _pack(values: Sequence[int], room: int) -> int:
 
 def format_decimals(value: Fraction, *, places: int, up: bool) -> str:
     """Return a fraction as a decimal number, rounded up or down."""
-    whole = value * 10**places
-    rounded = math.ceil(whole) if up else math.floor(whole)
-    text = str(abs(rounded)).rjust(places + 1, "0")
-    return f"{'-' * (rounded < 0)}{text[:-places]}.{text[-places:]}"
+    rounded = (math.ceil if up else math.floor)(value * 10**places)
+    return f"{Fraction(rounded, 10**places):.{places}f}"
