@@ -89,9 +89,8 @@ def save_if_better(
     """
     with FileLock(folder / ".lock"):  # rollouts of other processes save records too
         paths = _paths(folder)
-        if paths and not problem.is_better(
-            state.value, json.loads(paths[-1].read_text())["value"]
-        ):  # the last is the best
+        best: float | None = json.loads(paths[-1].read_text())["value"] if paths else None  # the last is the best
+        if best is not None and not problem.is_better(state.value, best):
             return False
         record = Record(
             problem.name,

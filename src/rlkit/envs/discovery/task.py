@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -116,7 +117,9 @@ class ConstructionProblem(Env):
             child, metrics["polish_cpu_s"] = await self._polish(child, polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
-            metrics["record"] = float(await in_thread(self._save_record, self.folder, child))
+            is_best = self.best is None or self.problem.is_better(child.value, self.best)
+            save = partial(records.save_if_better, task=self.task_id, lineage=self.lineage)
+            metrics["record"] = float(is_best and await in_thread(save, self.folder, child, self.problem))
         return _make_outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": verified.value}, reply, metrics)
 
     async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
@@ -135,11 +138,6 @@ class ConstructionProblem(Env):
         if not math.isfinite(verified.value):
             return None, f"its value is {verified.value}, which is not finite"
         return verified, ""
-
-    def _save_record(self, folder: Path, child: State) -> bool:
-        if self.best is not None and not self.problem.is_better(child.value, self.best):
-            return False
-        return records.save_if_better(folder, child, self.problem, task=self.task_id, lineage=self.lineage)
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
         """Return the child, improved by local search if possible, and the processor seconds of the search."""

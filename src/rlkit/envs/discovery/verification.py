@@ -5,7 +5,7 @@ Invariant: a certificate is about exactly the numbers of the file, after the exa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
@@ -17,7 +17,7 @@ import numpy as np
 from rlkit.envs.discovery import make_problem
 from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem
 from rlkit.envs.discovery.problems.exact import format_decimals
-from rlkit.envs.discovery.witness import Number, read_witness
+from rlkit.envs.discovery.witness import read_witness
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -125,14 +125,16 @@ def verify_witness(
     verified = chosen.verify(floats)
     if not np.isfinite(verified.value):
         raise InvalidConstruction(f"the value is {verified.value}, which is not finite")
-    exact = _to_fractions(witness.numbers)
-    certificate = chosen.certificate(verified.construction, exact)
-    if certificate is not None and exact is not None:
+    exact = [Fraction(number) for number in witness.numbers]
+    bits = max((max(map(int.bit_length, number.as_integer_ratio())) for number in exact), default=0)
+    is_short = bits * len(exact) <= _MAX_EXACT_BITS
+    certificate = chosen.certificate(verified.construction, exact if is_short else None)
+    if certificate is not None and is_short:
         normalisation = certificate.normalisation
     else:
-        pairs = zip(verified.construction.ravel().tolist(), witness.numbers, strict=False)
+        pairs = zip(verified.construction.ravel().tolist(), exact, strict=False)
         is_same_shape = verified.construction.shape == floats.shape
-        change = max((abs(Fraction(a) - Fraction(b)) for a, b in pairs), default=0) if is_same_shape else np.inf
+        change = max((abs(Fraction(a) - b) for a, b in pairs), default=0) if is_same_shape else np.inf
         normalisation = f"the verifier changed numbers by up to {change:.3g}" if change else ""
     value = Fraction(certificate.exact if certificate is not None and certificate.exact else verified.value)
     kind = "float64" if any(isinstance(number, float) for number in witness.numbers) else "exact"
@@ -140,9 +142,3 @@ def verify_witness(
     return Verification(
         chosen, verified.construction, numbers, verified.value, value, certificate, normalisation, witness.claims
     )
-
-
-def _to_fractions(numbers: Sequence[Number]) -> list[Fraction] | None:
-    exact = [Fraction(number) for number in numbers]
-    bits = max((max(map(int.bit_length, number.as_integer_ratio())) for number in exact), default=0)
-    return exact if bits * len(exact) <= _MAX_EXACT_BITS else None

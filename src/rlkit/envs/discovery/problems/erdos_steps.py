@@ -248,12 +248,11 @@ class _Plan:
         began_s = self.clock()
         halvings = max(0, int(np.log2(self.pieces / _COARSE_PIECES)))
         coarse, islands = self.pieces >> halvings, max(1, round(self.islands_s / _ISLAND_S))
+        island_s = self.islands_s / islands
         best = _Pool(process)
         for number in range(islands):
             island = _Pool(process)
-            starts_s, coarse_s, last_s = (
-                began_s + self.islands_s / islands * (number + share) for share in _ISLAND_ENDS
-            )
+            starts_s, coarse_s, last_s = (began_s + island_s * (number + share) for share in _ISLAND_ENDS)
             while not island.members or self.clock() < starts_s:
                 h = descend(process.rng.uniform(0.02, 0.98, coarse), iterations=1000, symmetric=False)
                 island.add(interior_point(h, steps=_HOP_STEPS))

@@ -90,9 +90,8 @@ def minimise_maximum(
             break
         for _ in ("predictor", "corrector"):
             shift = target / slack - prices
-            step, step_bound, change = solve(
-                residual - fold(shift), residual_bound + float(shift[:rows].sum()), missing
-            )
+            right, right_bound = residual - fold(shift), residual_bound + float(shift[:rows].sum())
+            step, step_bound, change = solve(right, right_bound, missing)
             slack_steps = np.concatenate([step_bound - slopes @ step, step, -step])
             price_steps = shift - scale * slack_steps
             length, price_length = limit_length(slack, slack_steps), limit_length(prices, price_steps)
