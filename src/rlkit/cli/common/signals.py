@@ -67,7 +67,9 @@ def graceful_shutdown(
             # On another thread, because this one may be writing to the same stream.
             threading.Thread(target=note, args=(message,), daemon=True).start()
         elif received == 2:
-            threading.Thread(target=_end_in, args=(clean_up_s,), daemon=True).start()
+            timer = threading.Timer(clean_up_s, _end, [f"stopped: cleaning up took longer than {clean_up_s:.0f} s"])
+            timer.daemon = True
+            timer.start()
             interruptible.interrupt()
         else:
             _end("stopped without cleaning up")
@@ -79,11 +81,6 @@ def graceful_shutdown(
         if received < 2:  # after the second signal, Ctrl-C during the clean-up must still end the process
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-def _end_in(seconds: float) -> None:
-    threading.Event().wait(seconds)
-    _end(f"stopped: cleaning up took longer than {seconds:.0f} s")
 
 
 def _end(message: str) -> Never:
