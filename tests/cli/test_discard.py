@@ -163,6 +163,16 @@ def test_ttl_changes_the_expiry_on_the_service_and_in_the_run(run: SavedRun, rlk
     assert {checkpoint.expires for checkpoint in checkpoints(run.directory)} == {None}
 
 
+@pytest.mark.parametrize("arguments", [["ttl", "--never"], ["ttl", "--days", "2", "--dry-run"], ["delete", "--yes"]])
+@pytest.mark.parametrize("more", [[], ["--kind", "sampler"]])
+def test_a_checkpoint_that_the_service_does_not_have_is_named(
+    run: SavedRun, rlkit: Command, arguments: list[str], more: list[str]
+) -> None:
+    result = rlkit("checkpoints", arguments[0], "tinker://a/weights/b", *arguments[1:], *more)
+    assert result.exit_code == 2
+    assert "the service has no checkpoint tinker://a/weights/b" in result.stderr
+
+
 def test_show_prints_all_details_of_a_checkpoint(run: SavedRun, rlkit: Command, model: Path) -> None:
     details = json.loads(rlkit("checkpoints", "show", "first", "--step", "2", "--json").stdout)
     assert (details["run"], details["step"], details["path"]) == ("first", 2, run.checkpoints[1].state)

@@ -89,8 +89,6 @@ def delete(
     selection = run_terminable(
         select_checkpoints(names or [], select_all=select_all, checkpoint_filter=checkpoint_filter, note=output.note)
     )
-    if selection.missing_paths:
-        raise UsageError(f"the service has no checkpoint {selection.missing_paths[0]}")
     return _delete(output, selection, yes=yes, dry_run=dry_run)
 
 

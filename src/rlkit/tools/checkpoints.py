@@ -81,7 +81,6 @@ class CheckpointSelection:
     service: ServiceConfig
     checkpoints: Sequence[StoredCheckpoint]
     runs: tuple[Path, ...] = ()  # folders of the runs named by the user
-    missing_paths: Sequence[str] = ()  # paths named by the user that the service does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +182,7 @@ async def select_checkpoints(
         checkpoint_filter: further restriction of the selection.
 
     Raises:
-        UsageError: `names` is empty, a run does not exist, or the runs are on different services.
+        UsageError: `names` is empty, a run or checkpoint does not exist, or the runs are on different services.
     """
     if select_all and names:
         raise UsageError("--all selects every checkpoint of the account: leave out the names, or --all")
@@ -196,11 +195,12 @@ async def select_checkpoints(
         raise UsageError("the runs are on different services: name them one at a time")
     saved = {path for run in runs for checkpoint in checkpoints(run) for path in (checkpoint.state, checkpoint.sampler)}
     stored = await _list_stored_checkpoints(services[0], note)
-    missing = sorted(paths - {checkpoint.path for checkpoint in stored}) if checkpoint_filter.selects_all else ()
+    if missing := sorted(paths - {checkpoint.path for checkpoint in stored}):
+        raise UsageError(f"the service has no checkpoint {missing[0]}")
     selected = [
         checkpoint for checkpoint in checkpoint_filter.select(stored) if select_all or checkpoint.path in paths | saved
     ]
-    return CheckpointSelection(services[0], selected, runs, missing)
+    return CheckpointSelection(services[0], selected, runs)
 
 
 async def select_superfluous(
