@@ -326,6 +326,15 @@ def test_metrics_show_the_mean_of_each_role_and_leave_opponents_out() -> None:
     assert "env/env/reward/opponent/mean" not in metrics
 
 
+def test_the_groups_of_a_zero_sum_game_are_mixed() -> None:
+    def make_group(*solver_rewards: float) -> Group:
+        turns = [in_role("a"), in_role("b")]
+        return group_of(*(replace(episode(0.5, turns=turns), rewards={"a": r, "b": 1 - r}) for r in solver_rewards))
+
+    metrics = group_metrics([make_group(0.0, 1.0), make_group(1.0, 1.0)], prefix="env")
+    assert metrics["env/env/groups/mixed"] == metrics["env/env/groups/all_bad"] == 0.5
+
+
 def test_records_keep_roles_and_rewards(tmp_path: Path) -> None:
     turns = [in_role("a"), in_role("opponent", frozen=True), in_role(None)]
     recorded = replace(episode(0.5, turns=turns), rewards={"a": 0.5})

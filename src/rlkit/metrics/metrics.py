@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from math import comb, isfinite
 
 import numpy as np
@@ -42,8 +42,8 @@ def group_metrics(
     - `p10`: the ⌈n/10⌉-th of n values in ascending order; `p50` and `p90` likewise.
     - `solved`: share of episodes with a reward of at least 1; `solved_at_limit`: share of solved episodes in which the
       token limit ended a turn.
-    - `groups/mixed`, `all_good`, `all_bad`: shares of groups with different rewards (only these have a gradient), with
-      equal rewards of at least 1, and with equal lower rewards. `rlkit.algorithms.reward_scale` compares rewards.
+    - `groups/mixed`, `all_good`, `all_bad`: shares of groups with different rewards, of a role too (only these have a
+      gradient), with equal rewards of at least 1, and with equal lower rewards (see `rlkit.algorithms.reward_scale`).
     - `pass_at_<k>`: unbiased probability that one of k episodes solves a task, 1 − C(n − c, k) / C(n, k) if c of the n
       episodes of a group are solved (Chen et al. 2021, arXiv:2107.03374). It is the mean over groups with n ≥ k, for
       each power of two k from 2 to the largest n.
@@ -91,7 +91,7 @@ def _env_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_percentiles("reward", rewards),
         "solved": float((rewards >= SOLVED).mean()),
         "solved_at_limit": _mean(reward >= SOLVED and _is_cut(e) for reward, e in zip(rewards, valid, strict=True)),
-        **_group_outcomes([group.rewards[group.valid_mask] for group in groups if group.valid_mask.any()]),
+        **_group_outcomes([group for group in groups if group.valid_mask.any()]),
         "truncated": _mean(episode.status == "truncated" for episode in valid),
         "masked": _mean(episode.masked for episode in valid),
         "turns": _mean(len(episode.turns) for episode in valid),
@@ -129,13 +129,13 @@ def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
     return {f"{prefix}/p{p}": float(ascending[-(-len(values) * p // 100) - 1]) for p in _PERCENTILES}
 
 
-def _group_outcomes(rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
-    """Return the shares of groups by outcome, and `pass_at_<k>`, from the [n ≥ 1] rewards of each group."""
-    merged = [merge_equal(np.ldexp(values, -exponent(values))) for values in rewards]
+def _group_outcomes(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the shares of groups by outcome, and `pass_at_<k>`; each group has a valid episode."""
+    rewards = [group.rewards[group.valid_mask] for group in groups]
     solved = [np.count_nonzero(values >= SOLVED) for values in rewards]
     outcomes = [
-        "mixed" if values.min() < values.max() else "all_good" if count else "all_bad"
-        for values, count in zip(merged, solved, strict=True)
+        "mixed" if _is_mixed(group) else "all_good" if count else "all_bad"
+        for group, count in zip(groups, solved, strict=True)
     ]
     kinds = ("mixed", "all_good", "all_bad")
     metrics = {f"groups/{kind}": outcomes.count(kind) / len(outcomes) for kind in kinds}
@@ -146,6 +146,14 @@ def _group_outcomes(rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
         metrics[f"pass_at_{k}"] = _mean(1 - comb(n - c, k) / comb(n, k) for n, c in pairs if n >= k)
         k *= 2
     return metrics
+
+
+def _is_mixed(group: Group) -> bool:
+    """Return whether the rewards of the episodes or of a role differ; in a zero-sum game, only those of roles do."""
+    rows = [{"": episode.reward, **episode.rewards} for episode in group.episodes if episode.reward is not None]
+    columns = [np.array([row[role] for row in rows if role in row]) for role in dict.fromkeys(chain(*rows))]
+    merged = [merge_equal(np.ldexp(values, -exponent(values))) for values in columns]
+    return any(values.min() < values.max() for values in merged)
 
 
 def _lengths(prefix: str, lengths: Sequence[int]) -> dict[str, float]:
