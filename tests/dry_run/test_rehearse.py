@@ -450,6 +450,19 @@ def test_a_small_run_keeps_what_its_settings_need() -> None:
     )
 
 
+@pytest.mark.parametrize("window", [{"first_step": 15}, {"last_step": 3}])
+def test_a_teacher_of_some_steps_counts_in_the_steps_of_a_small_run(window: dict[str, object]) -> None:
+    teacher = {"model": "larger", "weight": 2.0, **window}
+    settings: dict[str, object] = {"steps": 5}
+    if "first_step" in window:
+        settings |= {"warm_start": {"files": "talks.jsonl", "steps": 10}}  # the small run has one of these steps
+    for more in ({"teacher": teacher}, {"envs": {"words": {"teacher": teacher}}}):
+        config = make_small_config(load_config([], settings=SETTINGS | settings | more).config)
+        found = config.find_teacher("words")
+        assert found is not None
+        assert (found.weight, found.first_step, found.last_step) == (2.0, 1, None)
+
+
 def test_nudged_estimator_keeps_estimating_whole_steps() -> None:
     from rlkit.dry_run.pilot import NudgedEstimator
 

@@ -169,6 +169,8 @@ def _shrink_config(config: Config, group_size: int) -> Config:
         section["group_size"] = section["group_size"] and min(section["group_size"], group_size)
     if config.warm_start is not None:
         tree["warm_start"]["steps"] = 1
+    for teacher in filter(None, (section["teacher"] for section in (tree, *tree["envs"].values()))):
+        teacher |= {"first_step": 1, "last_step": None}
     for spec in tree["eval"]["envs"].values():
         spec["tasks"] = min(spec["tasks"], _TASK_COUNT)
     return Config.model_validate_json(json.dumps(tree), strict=True)
