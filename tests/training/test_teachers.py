@@ -257,6 +257,16 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
         ({"teacher": {"weight": 0}}, "teacher.weight"),
         ({"teacher": {"last_step": 2, "first_step": 3}}, "last_step: 2 is before first_step, 3"),
         ({"teacher": {"first_step": 9}, "steps": 8}, "teacher.first_step: 9 is after the last step, 8"),
+        ({"teacher": {"first_step": 2}, "steps": 8}, "teacher.first_step: reward is none, and steps"),
+        ({"teacher": {"last_step": 7}, "steps": 8}, "teacher.last_step: reward is none, and steps"),
+        (
+            {"envs": {"talk": {"teacher": {"first_step": 9}}}, "steps": 8},
+            r"envs\.talk\.teacher\.first_step: 9 is after the last step, 8",
+        ),
+        (
+            {"reward": "train", "teacher": {"last_step": 2}, "warm_start": {"files": "talks.jsonl", "steps": 2}},
+            "teacher.last_step: 2 is within the warm start of 2 steps",
+        ),
         ({"teacher": {"checkpoint": "runs/last"}}, "is not a path of the form tinker://"),
         ({"teacher": {}, "envs": {"talk": {"advantage": "grpo"}}}, "envs.talk.advantage: has no effect"),
         ({"teacher": {}, "advantage": "grpo"}, "advantage: has no effect, because reward is none"),
@@ -267,3 +277,8 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
 def test_a_wrong_setting_is_named(byte_model_dir: Path, settings: Mapping[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_trainer(byte_model_dir, **settings)
+
+
+def test_a_teacher_after_the_last_step_of_the_epochs_is_named(byte_model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"teacher\.first_step: 9 is after the last step, 1"):
+        make_trainer(byte_model_dir, epochs=1, reward="train", teacher={"first_step": 9}, eval=None)

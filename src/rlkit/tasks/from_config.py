@@ -116,7 +116,7 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
     """Return the configuration with `steps` computed from `epochs`; the last step may have fewer groups.
 
     Raises:
-        ConfigError: the learning rate's schedule does not fit into the steps.
+        ConfigError: the learning rate's schedule or a teacher does not fit into the steps.
         UsageError: the number of tasks of an environment is unknown.
     """
     draws, epochs = count_draws(config, tasks), config.epochs
@@ -124,14 +124,17 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
         return config
     total, groups = sum(draws.values()), config.batch.groups
     steps = math.ceil(total / groups)
+    resolved = config.model_copy(update={"steps": steps})
     try:
         config.optimizer.check_steps(steps)
+        for name, env in config.reinforced_envs.items():
+            resolved.check_teacher(name, env)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     last = f", the last of them with {total % groups}" if total % groups else ""
     times = {1: "once", 2: "twice"}.get(epochs, f"{epochs} times")
     note(f"epochs: {total // epochs} tasks, each drawn {times}, are {steps} steps of {groups}{last}")
-    return config.model_copy(update={"steps": steps})
+    return resolved
 
 
 def make_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:

@@ -168,7 +168,7 @@ class Config(Section):
             self._check_valid_episodes(name, env, size)
             if self.trains_on_rewards(name):
                 self._check_estimator(f"envs.{name}", env.advantage or self.advantage, size)
-            self._check_teacher(name, env)
+            self.check_teacher(name, env)
         names = ("advantage", "length_penalty", *(() if self.reinforced_envs else ("reward", "teacher", "kl_penalty")))
         unused = [name for name in names if not self.is_default(name)]
         if unused and not any(map(self.trains_on_rewards, self.envs)):
@@ -210,15 +210,21 @@ class Config(Section):
         """Return whether the rewards of an environment give advantages."""
         return env in self.reinforced_envs and (self.envs[env].reward or self.reward) == "train"
 
-    def _check_teacher(self, name: str, env: EnvConfig) -> None:
-        """Check that an environment has something to learn from, and that all of it counts."""
-        teacher, field = self.find_teacher(name), f"envs.{name}" if env.teacher is not None else "teacher"
-        if teacher is not None and self.steps is not None and teacher.first_step > self.step_count:
-            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {self.step_count}")
+    def check_teacher(self, name: str, env: EnvConfig) -> None:
+        """Raise ValueError unless an environment has something to learn from in each step, and all of it counts."""
+        teacher, field = self.find_teacher(name), "teacher" if env.teacher is None else f"envs.{name}.teacher"
+        first, last = self.warm_start_steps + 1, self.step_count if self.steps is not None else 0
+        if teacher is not None and 0 < last < teacher.first_step:
+            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {last}")
+        if teacher is not None and (teacher.last_step or first) < first:
+            raise ValueError(f"{field}.last_step: {teacher.last_step} is within the warm start of {first - 1} steps")
         if self.trains_on_rewards(name):
             return
         if teacher is None:
             raise ValueError(f"envs.{name}: reward is none and there is no teacher, so nothing trains; set teacher")
+        if teacher.first_step > first or (teacher.last_step or last) < last:
+            part = "first_step" if teacher.first_step > first else "last_step"
+            raise ValueError(f"{field}.{part}: reward is none, and steps without the teacher train nothing; omit it")
         if env.advantage is not None:
             raise ValueError(f"envs.{name}.advantage: has no effect, because reward is none; leave out one of them")
 
