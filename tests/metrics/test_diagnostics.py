@@ -373,3 +373,6 @@ def test_equal_rewards_are_no_finding_if_a_teacher_trains_on_them(tmp_path: Path
     assert "dead_groups" not in {finding.name for finding in find_problems(lines)}
     untaught = [(step, {key: value for key, value in line.items() if "teacher" not in key}) for step, line in lines]
     assert "dead_groups" in {finding.name for finding in find_problems(untaught)}
+    solved = {"env/words/groups/all_good": 1.0, "env/words/groups/all_bad": 0.0}
+    assert "solved" not in {finding.name for finding in find_problems([(step, line | solved) for step, line in lines])}
+    assert "solved" in {finding.name for finding in find_problems([(step, line | solved) for step, line in untaught])}

@@ -227,9 +227,9 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
 
 
 def _solved(history: _History, env: str) -> _Diagnosis | None:
-    """Diagnose tasks that nearly all groups solve in all their episodes."""
+    """Diagnose tasks that nearly all groups solve in all their episodes; not with a teacher."""
     good, reward = history.mean(f"env/{env}/groups/all_good"), history.mean(f"env/{env}/reward/mean")
-    if good is None or reward is None or good.value < SOLVED_MIN:
+    if good is None or reward is None or good.value < SOLVED_MIN or history.mean(f"env/{env}/teacher/kl"):
         return None
     evidence = f"{good.steps}, {good.value:.0%} of the groups solved their task in each episode"
     return f"{evidence}; mean reward {reward.value:.2f}", "stop here, or use harder tasks"
