@@ -63,6 +63,10 @@ def return_text(messages: list[rlkit.Message]) -> object:
     return "no list"
 
 
+def exit_at_once(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    raise SystemExit(3)
+
+
 def make_trainer(model: Path, *, directory: Path | None = None, resume: bool = False, **more: object) -> RLTrainer:
     settings: Mapping[str, object] = {
         "model": str(model),
@@ -238,7 +242,8 @@ def test_a_missing_teacher_is_named(byte_model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("teacher", "message"),
     [
-        ({"prompt": f"{__name__}:return_text"}, "returned a value of type str: it must return a list of messages"),
+        ({"prompt": f"{__name__}:return_text"}, "type str: it must return a non-empty list of messages"),
+        ({"prompt": f"{__name__}:exit_at_once"}, "exit_at_once failed: SystemExit: 3"),
         ({"prompt": f"{__name__}:TOKENS"}, "is not a function of messages"),
         ({"prompt": f"{__name__}:nothing"}, "nothing"),
     ],
@@ -255,10 +260,12 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
     [
         ({}, "reward is none and there is no teacher"),
         ({"teacher": {"weight": 0}}, "teacher.weight"),
+        ({"teacher": {"weight": 1e39}}, "teacher.weight"),
+        ({"teacher": {"model": ""}}, "teacher.model"),
         ({"teacher": {"last_step": 2, "first_step": 3}}, "last_step: 2 is before first_step, 3"),
         ({"teacher": {"first_step": 9}, "steps": 8}, "teacher.first_step: 9 is after the last step, 8"),
-        ({"teacher": {"first_step": 2}, "steps": 8}, "teacher.first_step: reward is none, and steps"),
-        ({"teacher": {"last_step": 7}, "steps": 8}, "teacher.last_step: reward is none, and steps"),
+        ({"teacher": {"first_step": 2}, "steps": 8}, "teacher: reward is none, so it must count in each step"),
+        ({"teacher": {"last_step": 7}, "steps": 8}, "teacher: reward is none, so it must count in each step"),
         (
             {"envs": {"talk": {"teacher": {"first_step": 9}}}, "steps": 8},
             r"envs\.talk\.teacher\.first_step: 9 is after the last step, 8",

@@ -100,9 +100,9 @@ def _load_context(path: str, chat: ChatFormat) -> Callable[[Sequence[Message]], 
             context: object = function(list(messages))
             if isinstance(context, list) and context:
                 return chat.render(cast("list[Message]", context))
-        except Exception as error:  # the user's own code
+        except (Exception, SystemExit) as error:  # the user's own code
             raise EnvironmentFault(f"teacher.prompt: {path} failed: {describe_error(error)}") from error
         answer = describe_type(cast("object", context))
-        raise EnvironmentFault(f"teacher.prompt: {path} returned {answer}: it must return a list of messages")
+        raise EnvironmentFault(f"teacher.prompt: {path} returned {answer}: it must return a non-empty list of messages")
 
     return make_context

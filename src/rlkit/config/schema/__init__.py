@@ -223,8 +223,7 @@ class Config(Section):
         if teacher is None:
             raise ValueError(f"envs.{name}: reward is none and there is no teacher, so nothing trains; set teacher")
         if teacher.first_step > first or (teacher.last_step or last) < last:
-            part = "first_step" if teacher.first_step > first else "last_step"
-            raise ValueError(f"{field}.{part}: reward is none, and steps without the teacher train nothing; omit it")
+            raise ValueError(f"{field}: reward is none, so it must count in each step; omit first_step and last_step")
         if env.advantage is not None:
             raise ValueError(f"envs.{name}.advantage: has no effect, because reward is none; leave out one of them")
 

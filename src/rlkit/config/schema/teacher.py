@@ -38,14 +38,14 @@ class TeacherConfig(Section):
     advantage −weight · (log q − log p). q is the policy's probability of the token, and p the teacher's. It costs a
     pass of the teacher over every sequence."""
 
-    model: str | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
     """Base model; its tokenizer must be that of the run's model. Null for the run's model."""
     checkpoint: str | None = None
     """`tinker://…/sampler_weights/…` path of a checkpoint of the model; null for the model itself."""
     prompt: str | None = None
     """`package.module:name` or `file.py:name` of a function that returns the teacher's messages for the messages of a
     prompt. It can add a system prompt, for example. Null for the same prompt."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Advantage per nat of log-probability ratio. It is added to the advantages of rewards, if any."""
     discount: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Discount of the ratios of later tokens, per token of distance. 0 counts only the token's own ratio, because this
