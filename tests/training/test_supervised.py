@@ -373,6 +373,13 @@ FAULTS = [
     ({"envs": {"warm_start": {}}}, r"envs\.warm_start: this name is reserved"),
     ({"source": {"files": "TALKS"}, "advantage": "maxrl"}, "advantage: has no effect, because there are no rollouts"),
     ({"source": {"files": "TALKS"}, "batch": {"group_size": 4}}, r"batch\.group_size: has no effect"),
+    *(
+        (
+            {"envs": {"numbers": {}, "demonstrations": {"args": {"files": "TALKS"}, key: value}}},
+            rf"envs\.demonstrations\.{key}: has no effect, because a conversation is one given episode",
+        )
+        for key, value in (("group_size", 2), ("temperature", 0.5), ("advantage", "grpo"), ("teacher", {"weight": 2}))
+    ),
 ]
 
 
@@ -406,7 +413,8 @@ def test_a_contradiction_names_its_field(settings: dict[str, Any], problem: str,
 
 
 LINES = [
-    (b"", "no conversation of .*talks.jsonl has a message of a role in assistant"),
+    (b"\n", "talks.jsonl: there is no conversation; a line holds one"),
+    (b"null", "line 1: 'NoneType' object is not a mapping"),
     (b'{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message has a role in assistant and a weight of"),
     (b"[1]", "line 1: "),
     (b'{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "line 1: a message has the weight 0.5"),
@@ -501,6 +509,22 @@ def test_conversations_that_do_not_fit_are_named_before_the_first_step(byte_mode
     )
     with pytest.raises(UsageError, match=problem):
         train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1))
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user", "content": "one"}]])
+def test_a_demonstration_without_a_token_to_train_on_is_refused(
+    byte_model_dir: Path, messages: list[rlkit.Message]
+) -> None:
+    class Silent(rlkit.Env):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            policy.demonstrate(messages)
+            return 1.0
+
+    settings = make_settings(byte_model_dir, envs={"demonstrations": {}}, steps=1, batch={"groups": 1})
+    config = load_config([], settings=settings)
+    problem = r"envs\.demonstrations: 1 of 1 conversations cannot be .* it has no token to train on"
+    with pytest.raises(UsageError, match=problem):
+        asyncio.run(RLTrainer(config, envs={"demonstrations": [Silent()]}).train())
 
 
 class Parrot(rlkit.Policy):

@@ -80,7 +80,7 @@ def demonstrations(
             if recorded.get(path, digest) != digest:
                 raise UsageError(f"{path} has changed since the run began: put it back, or start another run")
         envs: list[Env] = [env for path in paths for env in _read_conversations(path, contents[str(path)], roles)]
-        problem = f"no conversation of {', '.join(map(str, paths))} has a message of a role in {', '.join(roles)}"
+        problem = f"{', '.join(map(str, paths))}: there is no conversation; a line holds one, in JSON"
     else:
         directory = find_run(run)
         steps = list_table_steps(directory)
@@ -118,7 +118,7 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
         if not line.strip():
             continue
         try:
-            fields: Any = json.loads(line.decode("utf-8-sig"))
+            fields: Any = {**json.loads(line.decode("utf-8-sig"))}  # a TypeError for anything but an object
             conversation = {name: fields[name] for name in ("messages", "tools") if name in fields}
             parsed = parse_body(json.dumps(_to_openai(conversation)).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]

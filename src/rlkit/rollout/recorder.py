@@ -151,7 +151,7 @@ class RecordingPolicy(Policy):
     def _require_supervised(self) -> int:
         """Return the version of the weights; raise EnvironmentFault where the loss would be that of samples."""
         if not self._is_supervised:
-            problem = "only an environment with `env: demonstrations` trains on conversations"
+            problem = "only `env: demonstrations` of `envs`, and no evaluation, trains on conversations"
             raise EnvironmentFault(f"demonstrate(): {problem}")
         return self._sampler().version
 

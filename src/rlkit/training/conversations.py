@@ -43,10 +43,10 @@ async def check_conversations(
             rollout = Rollout(task.draw, settings[name], 0, 0, 0, "check")
             episode = await runner.play(task, rollout, Samplers(NoSampler, NoSampler))
             prompt = min((len(turn.prompt) for turn in episode.turns if turn.parent is None), default=0)
-            if episode.error is not None:
-                errors.append(f"{task.id}: {episode.error}")
-            elif limit is not None and prompt >= limit:
-                errors.append(f"{task.id}: its prompt of {prompt} tokens leaves nothing of batch.max_tokens = {limit}")
+            problem = episode.error or ("" if episode.sampled_tokens else "it has no token to train on")
+            if not problem and limit is not None and prompt >= limit:
+                problem = f"its prompt of {prompt} tokens leaves nothing of batch.max_tokens = {limit}"
+            errors += [f"{task.id}: {problem}"] if problem else []
             thoughtless += any(_drops_thinking(turn, chat) for turn in episode.turns)
         if errors:
             count = f"{len(errors)} of {len(conversations)} conversations cannot be trained on"

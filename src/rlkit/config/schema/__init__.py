@@ -126,8 +126,9 @@ class Config(Section):
             if spec.args:
                 validate_fields(SourceConfig, spec.args, place=f"envs.{name}.args")
             self.envs[name] = spec.model_copy(update={"group_size": 1})
-            if spec.group_size not in (None, 1):
-                raise ValueError(f"envs.{name}.group_size: has no effect, because a conversation is one episode")
+            for key in ("group_size", "max_tokens", "temperature", "max_turns", "advantage", "reward", "teacher"):
+                if getattr(spec, key) not in (None, 1 if key == "group_size" else None):
+                    raise ValueError(f"envs.{name}.{key}: has no effect, because a conversation is one given episode")
         if not self.envs.keys() - {"warm_start"}:
             fix = "; for supervised steps alone, rename warm_start to source" if self.warm_start else ""
             raise ValueError(f"envs: name the environments to train on, for instance envs: {{arithmetic: {{}}}}{fix}")
