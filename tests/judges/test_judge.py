@@ -25,6 +25,7 @@ from rlkit.serving import ChatModels
 from rlkit.store.history import load_history
 from rlkit.types import Episode, Message
 from tests.calling_model import teach_agent
+from tests.limits import HANG_S
 
 RUBRIC = "Count the letters.\n\n{reply}"
 
@@ -177,6 +178,14 @@ def test_no_verdict_is_an_error(endpoint: Endpoint, make_judge: Callable[..., rl
     assert judge.usage["judge/unreadable"] == (2.0 if isinstance(answer, str) else 0.0)
     endpoint.answer = count_letters
     assert run(judge.score(reply="a")).score == 1.0, "an unreadable answer is not kept"
+
+
+def test_the_limit_of_a_late_answer_is_named(endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]) -> None:
+    answering = threading.Event()
+    endpoint.answer = lambda prompt: str(answering.wait(HANG_S))
+    with pytest.raises(rlkit.JudgementError, match="the judge m failed: timeout_s has passed"):
+        run(make_judge(timeout_s=0.05).score(reply="a"))
+    answering.set()
 
 
 def test_a_used_budget_ends_the_requests(endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]) -> None:
@@ -462,6 +471,25 @@ def test_a_judge_that_fails_is_a_finding(endpoint: Endpoint, make_judge: Callabl
     assert finding.status == "failed"
     assert "no verdict: JudgementError: the judge m gave no readable verdict" in finding.detail
     assert check_judge(Lengths()).status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("examples", "problem"),
+    [
+        ([{"reply": "x"}], "ValueError: not enough values to unpack"),
+        ([({"reply": "x"}, "good")], "ValueError: could not convert string to float: 'good'"),
+        ([({"reply": object()}, 1.0)], "TypeError: Object of type object is not JSON"),
+        (None, "TypeError: 'NoneType' object is not iterable"),
+    ],
+)
+def test_examples_that_are_no_pairs_are_a_finding(
+    make_judge: Callable[..., rlkit.Judge], examples: object, problem: str
+) -> None:
+    env = Labelled(make_judge(), [1])
+    env.judged_examples = examples  # type: ignore[assignment]
+    finding = check_judge(env)
+    assert finding.status == "failed"
+    assert f"judged_examples: example 1 or later has no verdict: {problem}" in finding.detail
 
 
 class Agrees(rlkit.Env):

@@ -84,6 +84,11 @@ def test_fields_are_those_of_the_prompt(fields: dict[str, str]) -> None:
         fill_prompt("{reply} {mark}", fields, None)
 
 
+def test_a_value_that_is_no_text_is_shown() -> None:
+    with pytest.raises(UsageError, match=r"not \{'reply': 3\}"):
+        fill_prompt("{reply}", {"reply": 3}, None)  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     "token",
     ["<|im_end|>", "<|im_start|>", "<｜Assistant｜>", "</s>", "<eos>", "<start_of_turn>", "[/INST]", "</think>"],

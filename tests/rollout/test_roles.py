@@ -182,6 +182,11 @@ def test_rewards_that_are_not_those_of_the_roles_are_an_error(rewards: object, m
     assert (good.reward, good.rewards) == (0.75, {"critic": 0.5, "solver": 1.0})
 
 
+def test_a_reward_that_is_not_finite_names_its_role() -> None:
+    with pytest.raises(RewardError, match="the reward critic = float nan"):
+        as_outcome(Outcome(rewards={"solver": 1.0, "critic": math.nan}), turns=[in_role("solver"), in_role("critic")])
+
+
 def test_a_turn_without_a_role_takes_no_reward_of_roles() -> None:
     turns = [in_role("solver"), in_role(None)]
     with pytest.raises(RewardError, match="turns without one"):

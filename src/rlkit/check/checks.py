@@ -118,20 +118,20 @@ async def _check_empty_answer(context: CheckContext) -> str:
 
 async def _check_judge(context: CheckContext) -> str:
     find_method, scores = attrgetter("judge.score"), list[float]()
-    pairs = [(env, *example) for env in context.envs for example in getattr(env, "judged_examples", ())]
-    examples = {json.dumps([fields, label]): (env, fields, label) for env, fields, label in pairs}
-    if not examples:
-        raise Skip("the environment has no `judged_examples`")
-    for some in batched(examples.values(), JUDGED_AT_ONCE):
-        context.player.announce(f"judging example {len(scores) + 1} of {len(examples)}")
-        try:
+    try:
+        pairs = [(env, *example) for env in context.envs for example in getattr(env, "judged_examples", ())]
+        examples = {json.dumps([fields, label]): (env, fields, float(label)) for env, fields, label in pairs}
+        for some in batched(examples.values(), JUDGED_AT_ONCE):
+            context.player.announce(f"judging example {len(scores) + 1} of {len(examples)}")
             async with asyncio.timeout(context.player.timeout_s):
                 verdicts = await asyncio.gather(*(find_method(env)(**fields) for env, fields, _ in some))
             scores += [verdict.score for verdict in verdicts]
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-            context.problems.append(f"example {len(scores) + 1} or later has no verdict: {problem}")
-            return ""
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        context.problems.append(f"judged_examples: example {len(scores) + 1} or later has no verdict: {problem}")
+        return ""
+    if not examples:
+        raise Skip("the environment has no `judged_examples`")
     env, judged_env = context.envs[0], next(iter(examples.values()))[0]
     low, high = cast("tuple[float, float]", attrgetter("judge.scale")(judged_env))
     labels, verdicts = np.array([label for _, _, label in examples.values()], np.float64), np.array(scores, np.float64)

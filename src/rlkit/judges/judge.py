@@ -154,7 +154,7 @@ class Judge:
                         break
                     counts["judge/unreadable"] += 1
         except (ServiceError, EnvironmentFault, LimitReached, TimeoutError) as error:
-            raise JudgementError(f"the judge {self.model} failed: {str(error) or type(error).__name__}") from error
+            raise JudgementError(f"the judge {self.model} failed: {str(error) or 'timeout_s has passed'}") from error
         finally:
             for name, value in counts.items():
                 _get_counts(self)[name] += value

@@ -33,7 +33,7 @@ def fill_prompt(prompt: str, fields: Mapping[str, str], replies: Sequence[str] |
     """Fill the fields of a prompt, and `{replies}` with the replies of a comparison; UsageError if they do not fit."""
     names = read_field_names(prompt) - (set() if replies is None else {"replies"})
     if names != set(fields) or not all(isinstance(cast("object", value), str) for value in fields.values()):
-        raise UsageError(f"judge: needs a text for each of the fields {sorted(names)}, not {sorted(fields)}")
+        raise UsageError(f"judge: needs a text for each of the fields {sorted(names)}, not {fields!r:.200}")
     mark = hash_text([sorted(fields.items()), replies])[:12]
     blocks = (f"[reply {i} {mark}]\n{_clean(r)}\n[end of reply {i} {mark}]" for i, r in enumerate(replies or (), 1))
     values = {"mark": mark, "replies": "\n\n".join(blocks)} | {name: _clean(value) for name, value in fields.items()}

@@ -30,13 +30,13 @@ def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[
             roles that played, or the info is no JSON or too large.
     """
     outcome = result if isinstance(result, Outcome) else Outcome(cast("float", result))
+    rewards = _check_numbers(outcome.rewards, env, "reward", "roles")
     value = as_float(outcome.reward)
     if value is None:
         raise RewardError(f"{env} returned {render_value(outcome.reward)}; a rollout returns an Outcome or a number")
     if not math.isfinite(value):
         raise RewardError(f"{env} returned the reward {value}; rewards must be finite")
     metrics, info = _check_numbers(outcome.metrics, env, "metric", "names"), _check_info(outcome.info, env)
-    rewards = _check_numbers(outcome.rewards, env, "reward", "roles")
     _check_roles(rewards, env, turns)
     return Outcome(value, metrics, info, bool(outcome.truncated), bool(outcome.masked), rewards)
 
