@@ -2,8 +2,8 @@
 
     python cookbook_loops.py MODEL FOLDER    with TINKER_BASE_URL and TINKER_API_KEY set
 
-Each loop takes three steps, and then goes on from its own checkpoint, as after an interruption. They have a process of
-their own because they set up logging for it and never close their clients.
+Each loop but `imitate` takes three steps, and then goes on from its own checkpoint, as after an interruption. They have
+a process of their own because they set up logging for it and never close their clients.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from functools import partial
 from pathlib import Path
 
 import chz
+import tinker
 
 warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)  # the cookbook's own calls, as 0.5.8 has them
 
-from tinker_cookbook import renderers  # noqa: E402  after the filter
+from tinker_cookbook import __file__ as cookbook_file  # noqa: E402  after the filter
+from tinker_cookbook import renderers  # noqa: E402
 from tinker_cookbook.distillation import train_on_policy as distillation  # noqa: E402
 from tinker_cookbook.distillation.datasets import (  # noqa: E402
     DistillationDatasetConfig,
@@ -40,6 +42,7 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig  # n
 from tinker_cookbook.tokenizer_utils import get_tokenizer  # noqa: E402
 
 RENDERER = "role_colon"
+EXAMPLES = Path(cookbook_file).parent / "example_data" / "conversations.jsonl"
 
 
 class AnyDigit(ArithmeticEnv):
@@ -107,6 +110,38 @@ def supervise(model: str, folder: Path, *, goes_on: bool) -> None:
         eval_every=2,
     )
     asyncio.run(supervised.main(config))
+
+
+def imitate(model: str, folder: Path) -> None:
+    """Train on all example conversations of the cookbook in each step, from weights that are saved for rlkit."""
+
+    async def save_start() -> str:
+        client = await tinker.ServiceClient().create_lora_training_client_async(base_model=model, rank=8, seed=3)
+        return (await (await client.save_state_async("start")).result_async()).path
+
+    start = asyncio.run(save_start())
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=model, renderer_name=RENDERER, max_length=1024, batch_size=128
+    )
+    config = supervised.Config(
+        model_name=model,
+        recipe_name="rlkit_test",
+        renderer_name=RENDERER,
+        dataset_builder=FromConversationFileBuilder(common_config=common, file_path=str(EXAMPLES), test_size=0),
+        load_checkpoint_path=start,
+        log_path=str(folder / "examples"),
+        learning_rate=1e-3,
+        lr_schedule="constant",
+        num_epochs=3,
+        lora_rank=8,
+        save_every=0,
+        eval_every=0,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_eps=1e-8,
+    )
+    asyncio.run(supervised.main(config))
+    (folder / "examples" / "start").write_text(start)
 
 
 def prefer(model: str, folder: Path, *, goes_on: bool) -> None:
@@ -178,3 +213,4 @@ if __name__ == "__main__":
     for loop in (reinforce, supervise, prefer, distill):
         for goes_on in (False, True):
             loop(sys.argv[1], Path(sys.argv[2]), goes_on=goes_on)
+    imitate(sys.argv[1], Path(sys.argv[2]))

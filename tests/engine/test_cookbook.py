@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -14,7 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from rlkit.config.loading.load import load_config
 from rlkit.engine import EngineServer
+from rlkit.store.history import read_metrics
+from rlkit.training.trainer import RLTrainer
 
 from .conftest import connect
 from .helpers import prompt
@@ -89,6 +93,30 @@ def test_the_supervised_loop_learns_across_its_interruption(runs: Runs) -> None:
     assert trained[-1] < trained[0] / 2  # the adapter has no seed, so a single step may go up
     held_out = [line["test/nll"] for line in runs.metrics("supervised") if "test/nll" in line]
     assert held_out[-1] < held_out[0]
+
+
+def test_rlkit_has_the_losses_of_the_supervised_loop_on_its_example_conversations(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tinker_cookbook
+
+    monkeypatch.setenv("TINKER_API_KEY", runs.server.api_key)
+    settings: dict[str, object] = {
+        "model": runs.model,
+        "source": {"files": str(Path(tinker_cookbook.__file__).parent / "example_data" / "conversations.jsonl")},
+        "epochs": 3,
+        "batch": {"groups": 128},
+        "optimizer": {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8},
+        "lora": {"rank": 8},
+        "chat": {"renderer": "role_colon"},
+        "load_checkpoint": (runs.folder / "examples" / "start").read_text(),
+        "service": {"base_url": runs.server.url},
+    }
+    result = asyncio.run(RLTrainer(load_config([], settings=settings), directory=tmp_path / "run").train())
+    losses = [line["optim/nll"] for _, line in read_metrics(result.directory / "metrics.jsonl")]
+    expected = [line["train_mean_nll"] for line in runs.metrics("examples")]
+    assert losses == pytest.approx(expected, rel=0.01)
+    assert losses[2] < losses[1] < losses[0]
 
 
 def test_dpo_prefers_the_chosen_replies_to_its_reference(runs: Runs) -> None:
