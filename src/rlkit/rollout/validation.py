@@ -30,8 +30,7 @@ def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[
             roles that played, or the info is no JSON or too large.
     """
     outcome = result if isinstance(result, Outcome) else Outcome(cast("float", result))
-    rewards = _check_numbers(outcome.rewards, env, "reward", "roles")
-    value = as_float(outcome.reward)
+    value, rewards = as_float(outcome.reward), _check_numbers(outcome.rewards, env, "reward", "roles")
     if value is None:
         raise RewardError(f"{env} returned {render_value(outcome.reward)}; a rollout returns an Outcome or a number")
     if not math.isfinite(value):

@@ -45,8 +45,7 @@ def load_tasks(
             raise ConfigError(f"warm_start.steps: the run began with {steps}, and cannot go on with another number")
     tasks_by_env = dict[str, Tasks]()
     for name, spec in config.envs.items():
-        field = config.find_field(name)
-        tasks = envs.get(name)
+        field, tasks = config.find_field(name), envs.get(name)
         if tasks is None:
             pin = partial(manifest.setdefault, field)
             tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, pin=pin)
@@ -123,18 +122,17 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
     if draws is None or epochs is None:
         return config
     total, groups = sum(draws.values()), config.batch.groups
-    steps = math.ceil(total / groups)
-    resolved = config.model_copy(update={"steps": steps})
+    config = config.model_copy(update={"steps": (steps := math.ceil(total / groups))})
     try:
         config.optimizer.check_steps(steps)
         for name, env in config.reinforced_envs.items():
-            resolved.check_teacher(name, env)
+            config.check_teacher(name, env)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     last = f", the last of them with {total % groups}" if total % groups else ""
     times = {1: "once", 2: "twice"}.get(epochs, f"{epochs} times")
     note(f"epochs: {total // epochs} tasks, each drawn {times}, are {steps} steps of {groups}{last}")
-    return resolved
+    return config
 
 
 def make_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
