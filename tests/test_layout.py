@@ -42,7 +42,7 @@ MODULE_LINES_MAX = 400
 TRUNK = ROOT_MODULES | {"chat", "rollout", "tasks", "algorithms", "training", "store", "service"}
 """What a newcomer must read, beside the configuration."""
 
-TRUNK_MAX = 7_498
+TRUNK_MAX = 7_500
 """Lines of the trunk that are not blank. This number may only fall, but for what an issue adds: so far teachers, roles,
 conversations, and the parts of a service that a run needs."""
 
