@@ -247,6 +247,12 @@ def test_a_key_comes_from_the_named_variable(
     ("settings", "problem"),
     [
         ({"scale": (10, 0)}, "scale"),
+        ({"scale": 5}, "scale: give two numbers, not 5"),
+        ({"scale": (1,)}, "scale"),
+        ({"scale": (0, 1, 2)}, "scale"),
+        ({"scale": ("a", "b")}, "scale"),
+        ({"prices": (1,)}, "prices"),
+        ({"attempts": 1.5}, "attempts"),
         ({"scale": (0, float("inf"))}, "scale"),
         ({"prompt": "Score it. {mark}"}, "no field"),
         ({"attempts": 0}, "above 0"),

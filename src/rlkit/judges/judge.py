@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import cast
 from weakref import WeakValueDictionary
 
 from rlkit._util.paths import cache_dir
@@ -93,8 +94,15 @@ class Judge:
     folder: str | None = None
 
     def __post_init__(self) -> None:
+        for name, pair in (("scale", self.scale), ("prices", self.prices or (0.0, 0.0))):
+            numbers = cast("list[object]", list(pair)) if isinstance(cast("object", pair), tuple | list) else []
+            if len(numbers) != 2 or not all(isinstance(number, int | float) for number in numbers):
+                raise UsageError(f"judge: {name}: give two numbers, not {pair!r:.100}")
         for name in ("scale", "prices"):  # a list has no hash
             object.__setattr__(self, name, getattr(self, name) and tuple(getattr(self, name)))
+        counts = cast("tuple[object, ...]", (self.max_tokens, self.attempts, self.max_concurrent))
+        if not all(isinstance(count, int) for count in counts):
+            raise UsageError("judge: max_tokens, attempts and max_concurrent must be whole numbers")
         limits = (self.max_tokens, self.attempts, self.timeout_s, self.max_concurrent, self.requests_per_minute)
         for is_right, problem in (
             (-math.inf < self.scale[0] < self.scale[1] < math.inf, "scale: give the lowest score first"),
