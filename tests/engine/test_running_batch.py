@@ -69,7 +69,7 @@ def test_a_compiled_step_equals_torch(family: str, shape: dict[str, int], tmp_pa
         compiled, double = decode(StepRunner(served, 1), served), as_double(served)
         for others in (decode(ByTorch(served), served), decode(ByTorch(double), double)):
             for mine, theirs in zip(compiled, others, strict=True):
-                torch.testing.assert_close(mine, theirs, rtol=0, atol=5e-5 * float(theirs.abs().max()))
+                torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-4 * float(theirs.abs().max()))
         # However many threads there are, and more than there are cores, every bit is the same.
         for threads in (2, 3, 7):
             runner = StepRunner(served, threads)
