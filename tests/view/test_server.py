@@ -8,8 +8,10 @@ import gzip
 import json
 import os
 import re
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -35,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def client(folder: Path) -> Iterator[httpx.Client]:
+@contextmanager
+def serve(folder: Path) -> Generator[httpx.Client]:
     server = ViewServer(Library([folder]))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -47,6 +49,12 @@ def client(folder: Path) -> Iterator[httpx.Client]:
     finally:
         server.stop()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[httpx.Client]:
+    with serve(folder) as client:
+        yield client
 
 
 def test_data_needs_the_token(client: httpx.Client) -> None:
@@ -97,6 +105,16 @@ def test_a_name_with_special_characters_is_one_part_of_the_path(client: httpx.Cl
     assert (missing.status_code, missing.json()["error"]) == (404, "there is no run 'none'")
     for name in ("..", ".hidden", "%2e%2e%2fother", "%2fetc", "a%00b", "n" * 300, "%20"):
         assert client.get(f"/api/run/{name}").status_code == 404
+
+
+def test_a_browser_that_leaves_before_the_answer_is_no_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with serve(folder) as client:
+        head = f"Host: 127.0.0.1\r\nAuthorization: {client.headers['Authorization']}\r\n\r\n"
+        for path in ("/", "/main.js", "/api/runs") * 5:
+            with socket.create_connection(("127.0.0.1", client.base_url.port)) as connection:
+                connection.sendall(f"GET {path} HTTP/1.1\r\n{head}".encode())
+        assert client.get("/api/runs").status_code == 200  # those before it were accepted
+    assert not caplog.records
 
 
 def test_a_port_in_use_is_an_error_of_one_line(client: httpx.Client, folder: Path) -> None:

@@ -14,20 +14,20 @@ import html
 import re
 import secrets
 import threading
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rlkit.endpoint.http_server import HttpServer
 from rlkit.errors import RlkitError, UsageError
@@ -77,20 +77,29 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type="application/json")
 
-    async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        policy = content_security_policy(frame_ancestors)
-        if request.url.path == "/frame.html":
-            policy = _FRAME_POLICY + ("" if "none" in frame_ancestors else f" {frame_ancestors}")
-        response.headers.update({"Content-Security-Policy": policy, **_HEADERS})
-        return response
-
     data, static = Route("/api/{path:path}", give_data, methods=["GET"]), StaticFiles(directory=STATIC, html=True)
     return Starlette(routes=[data, Mount("/", static)], middleware=[
         Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),  # no page of another site
-        Middleware(BaseHTTPMiddleware, dispatch=add_headers),
+        Middleware(_add_headers, frame_ancestors=frame_ancestors),
         Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
     ])  # fmt: skip
+
+
+def _add_headers(app: ASGIApp, frame_ancestors: str) -> ASGIApp:
+    # Starlette's own base class of such a wrapper raises an error if the browser leaves before the answer.
+    frame_policy = _FRAME_POLICY + ("" if "none" in frame_ancestors else f" {frame_ancestors}")
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        policy = frame_policy if scope["path"] == "/frame.html" else content_security_policy(frame_ancestors)
+
+        async def send_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update({"Content-Security-Policy": policy, **_HEADERS})
+            await send(message)
+
+        await app(scope, receive, send_headers)
+
+    return respond
 
 
 class ViewServer(HttpServer):
