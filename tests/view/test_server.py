@@ -9,6 +9,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from rlkit.trackers import RunResult
 from rlkit.view.html_export import export_html
 from rlkit.view.library import Library
 from rlkit.view.server import STATIC, ViewServer
+from tests.limits import HANG_S
 from tests.trackers.folders import write_run, write_step
 from tests.view.mixed_run import record_run
 
@@ -120,6 +123,20 @@ def test_a_browser_that_leaves_before_the_answer_is_no_error(folder: Path, caplo
 def test_a_port_in_use_is_an_error_of_one_line(client: httpx.Client, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"--port: port \d+ of 127\.0\.0\.1 cannot be used"):
         ViewServer(Library([folder]), port=client.base_url.port or 0)
+
+
+def test_a_browser_that_ends_late_sees_the_page(folder: Path, tmp_path: Path) -> None:
+    script = f"import sys, urllib.request as r; print(r.urlopen(sys.argv[1], timeout={HANG_S}).status, file=sys.stderr)"
+    (tmp_path / "browser.py").write_text(script)
+    browser = f"{sys.executable} {tmp_path / 'browser.py'} %s"
+    command = [sys.executable, "-m", "rlkit", "view", str(folder)]
+    process = subprocess.Popen(command, env={**os.environ, "BROWSER": browser}, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "200\n"
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_an_empty_folder_is_a_list_that_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

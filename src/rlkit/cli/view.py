@@ -43,6 +43,7 @@ def view(
         written = export_html(library, html, note=output.note)
         output.result({"html": str(written)}, f"open {written}")
         return
+    import threading
     import webbrowser
 
     from rlkit.view.server import ViewServer
@@ -50,7 +51,7 @@ def view(
     server = ViewServer(library, port=port)
     link = server.link + library.start
     output.result({"url": link}, link)
-    if not no_open:
-        webbrowser.open(link)
+    if not no_open:  # in a thread, because `$BROWSER` may end only when its window is closed
+        threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
     with graceful_shutdown(server.stop, output.note, message="stopping"):
         server.run()
