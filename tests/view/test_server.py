@@ -110,6 +110,18 @@ def test_a_name_with_special_characters_is_one_part_of_the_path(client: httpx.Cl
         assert client.get(f"/api/run/{name}").status_code == 404
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, names on the disk are UTF-8")
+def test_a_name_that_is_no_utf_8_can_be_opened_and_hides_no_other_run(tmp_path: Path) -> None:
+    for name in (b"bad\x80", b"good"):
+        write_run(tmp_path / os.fsdecode(name), steps=1)
+    assert Library.find([str(tmp_path / os.fsdecode(b"bad\x80"))]).start == "#/run/bad%5Cudc80"
+    with serve(tmp_path) as client:
+        assert {run["id"] for run in client.get("/api/runs").json()["runs"]} == {"bad\\udc80", "good"}
+        assert client.get("/api/run/bad%5Cudc80/metrics").json()["step"] == [0, 1]
+        missing = client.get("/api/run/bad%5Cudc80/step/9")
+        assert (missing.status_code, missing.json()["error"][-14:]) == (404, " has no step 9")
+
+
 def test_a_browser_that_leaves_before_the_answer_is_no_error(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serve(folder) as client:
         head = f"Host: 127.0.0.1\r\nAuthorization: {client.headers['Authorization']}\r\n\r\n"

@@ -66,20 +66,21 @@ class Library:
     def start(self) -> str:
         """Fragment of the address to open: the page of the run if there is a single place and it is a run."""
         is_run = len(self.places) == 1 and find_reader(self.places[0]) is not None
-        return f"#/run/{quote(self.places[0].name, safe='')}" if is_run else ""
+        return f"#/run/{quote(_spell_name(self.places[0]), safe='')}" if is_run else ""
 
     def readers(self) -> dict[str, RecordReader]:
         """Return the reader of each run by the run's id: its name, with a number if several have the same."""
         readers = dict[str, RecordReader]()
         for reader in chain.from_iterable(map(_list_readers, self.places)):
-            names = chain([reader.path.name], (f"{reader.path.name}~{number}" for number in count(2)))
+            name = _spell_name(reader.path)
+            names = chain([name], (f"{name}~{number}" for number in count(2)))
             readers[next(name for name in names if name not in readers)] = reader
         return readers
 
     def _find_run(self, run: str) -> RecordReader | None:
         """Return the reader of a run; without looking at the other runs if all are in one folder."""
         place = self.places[0]
-        if len(self.places) > 1 or not place.is_dir() or find_reader(place):
+        if len(self.places) > 1 or not place.is_dir() or "\\udc" in run or find_reader(place):
             return self.readers().get(run)
         is_listed = run[:1] != "." and run in os.listdir(place)  # noqa: PTH208  three times as fast
         return find_reader(place / run) if is_listed else None
@@ -126,6 +127,10 @@ class Library:
             row = {"name": path.name, "kind": "rlkit", "path": str(path), "status": "unreadable"}
             row |= {"live": False, "reason": str(error), "envs": list[str](), "tags": list[str]()}
         return row
+
+
+def _spell_name(path: Path) -> str:
+    return path.name.encode(errors="backslashreplace").decode()  # a name on the disk may be no UTF-8
 
 
 def find_reader(path: Path) -> RecordReader | None:

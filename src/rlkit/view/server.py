@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import html
+import json
 import re
 import secrets
 import threading
@@ -71,7 +72,9 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
         try:
             data = await asyncio.to_thread(library.respond, path, dict(request.query_params))
         except (RlkitError, OSError) as error:
-            return JSONResponse({"error": str(error)}, 404 if isinstance(error, UsageError) else 500)
+            content = json.dumps({"error": str(error)})  # in ASCII, because a path may be no UTF-8
+            status = 404 if isinstance(error, UsageError) else 500
+            return Response(content, status, media_type="application/json")
         headers = {"ETag": f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'}
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
