@@ -59,6 +59,13 @@ def test_unexpected_exception_is_reported_as_a_bug_with_a_traceback_file(
     assert "canary" not in bug_file.read_text()
 
 
+def test_a_bug_with_a_name_that_is_no_utf_8_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(ValueError("odd \udc80")) == 1
+    assert "this is a bug in rlkit: ValueError: odd" in capsys.readouterr().err
+    (bug_file,) = (tmp_path / "runs").glob("bug-*.txt")
+    assert "ValueError: odd \\udc80" in bug_file.read_text()
+
+
 def test_debug_shows_the_traceback_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code_of(ValueError("odd"), debug=True) == 1
     stderr = capsys.readouterr().err

@@ -113,14 +113,15 @@ def _report(error: BaseException, output: Output, *, debug: bool) -> int:
 
 
 def _save_traceback(error: BaseException, output: Output) -> Path | str:
-    from rlkit._util.files import write_text
+    from rlkit._util.files import write_bytes
     from rlkit._util.paths import runs_dir
 
     trace = "".join(traceback.format_exception(error))
     versions = f"rlkit {rlkit_version()}, Python {platform.python_version()}, {platform.platform()}"
     path = runs_dir() / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.txt"
     try:
-        write_text(path, redact(f"{versions}\n{' '.join(sys.argv)}\n\n{trace}"))
+        report = redact(f"{versions}\n{' '.join(sys.argv)}\n\n{trace}")
+        write_bytes(path, report.encode(errors="backslashreplace"))  # the name of a file may be no UTF-8
     except OSError as unwritable:
         output.note(trace.rstrip())
         return f"the lines above ({path} cannot be written: {unwritable.strerror})"

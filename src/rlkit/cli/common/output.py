@@ -109,7 +109,7 @@ class Output:
 
 def _write(stream: TextIO, text: str) -> None:
     try:
-        stream.write(text + "\n")
+        stream.write(text.encode(errors="backslashreplace").decode() + "\n")  # the name of a file may be no UTF-8
         stream.flush()
     except BrokenPipeError:
         # The pipe is closed: discard later output, including the interpreter's flush at exit.
