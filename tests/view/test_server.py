@@ -262,6 +262,11 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, name: str, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
+def test_an_export_to_an_impossible_name_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--html: cannot write to .*: File name too long"):
+        export_html(Library([tmp_path]), tmp_path / ("n" * 300))
+
+
 def test_pages_of_an_export_have_the_names_that_the_script_asks_for(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "sweep (2)!~*'", steps=1)
     export_html(Library([tmp_path / "runs"]), tmp_path / "out")

@@ -40,11 +40,11 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
     Raises:
         UsageError: the path exists already, a single file would be too large, or the only run is damaged.
     """
-    if path.exists():
-        raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
     pages = ((name, _encode(gzip.compress(data, mtime=0))) for name, data in _read(library, note))
     write = _write_file if path.suffix == ".html" else _write_folder
     try:
+        if path.exists():
+            raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
         return write(path, pages, library.start)
     except OSError as error:
         raise UsageError(f"--html: cannot write to {path}: {error.strerror}") from error
