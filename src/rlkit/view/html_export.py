@@ -65,8 +65,9 @@ def _write_folder(path: Path, pages: Iterator[tuple[str, str]], start: str) -> P
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         folder = Path(temporary) / path.name
         for name, data in pages:
-            script = f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n"
-            files.write_text(folder / "data" / f"{_file_name(name)}.js", script)
+            file = folder / "data" / f"{_file_name(name)}.js"  # not flushed: the folder may have 100,000 files
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"rlkitStore({json.dumps(name)}, {json.dumps(data)})\n")
         files.write_text(folder / "index.html", _make_page({"base": "data/", "inline": {}}, start))
         folder.rename(path)
     return path / "index.html"
