@@ -229,7 +229,7 @@ def test_the_blocking_line_is_reported_with_its_environment_and_by_doctor(
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualClock)
         began_s, virtual_s = time.monotonic(), loop.time
-        loop.time = lambda: virtual_s() + time.monotonic() - began_s  # type: ignore[method-assign]
+        loop.time = lambda: virtual_s() + time.monotonic() - began_s  # type: ignore[method-assign]  time passes within a callback, too
         await run.trainer().train()
 
     run_virtual(main())

@@ -492,7 +492,7 @@ def test_examples_that_are_no_pairs_are_a_finding(
     make_judge: Callable[..., rlkit.Judge], examples: object, problem: str
 ) -> None:
     env = Labelled(make_judge(), [1])
-    env.judged_examples = examples  # type: ignore[assignment]
+    env.judged_examples = examples  # type: ignore[assignment]  a fault of the user
     finding = check_judge(env)
     assert finding.status == "failed"
     assert f"judged_examples: example 1 or later has no verdict: {problem}" in finding.detail

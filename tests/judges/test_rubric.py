@@ -86,7 +86,7 @@ def test_fields_are_those_of_the_prompt(fields: dict[str, str]) -> None:
 
 def test_a_value_that_is_no_text_is_shown() -> None:
     with pytest.raises(UsageError, match=r"not \{'reply': 3\}"):
-        fill_prompt("{reply}", {"reply": 3}, None)  # type: ignore[dict-item]
+        fill_prompt("{reply}", {"reply": 3}, None)  # type: ignore[dict-item]  a fault of the user
 
 
 @pytest.mark.parametrize(

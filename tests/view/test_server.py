@@ -263,7 +263,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, name: str, monkeypa
 
 
 def test_an_export_to_an_impossible_name_is_an_error_of_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--html: cannot write to .*: File name too long"):
+    with pytest.raises(UsageError, match=r"--html: cannot write to .*: File name too long"):
         export_html(Library([tmp_path]), tmp_path / ("n" * 300))
 
 

@@ -151,8 +151,7 @@ class RecordingPolicy(Policy):
     def _require_supervised(self) -> int:
         """Return the version of the weights; raise EnvironmentFault where the loss would be that of samples."""
         if not self._is_supervised:
-            problem = "only `env: demonstrations` of `envs`, and no evaluation, trains on conversations"
-            raise EnvironmentFault(f"demonstrate(): {problem}")
+            raise EnvironmentFault("demonstrate(): only `env: demonstrations` of `envs` trains on conversations")
         return self._sampler().version
 
     @override

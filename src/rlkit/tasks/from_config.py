@@ -122,7 +122,8 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
     if draws is None or epochs is None:
         return config
     total, groups = sum(draws.values()), config.batch.groups
-    config = config.model_copy(update={"steps": (steps := math.ceil(total / groups))})
+    steps = math.ceil(total / groups)
+    config = config.model_copy(update={"steps": steps})
     try:
         config.optimizer.check_steps(steps)
         for name, env in config.reinforced_envs.items():

@@ -82,7 +82,7 @@ class Library:
         place = self.places[0]
         if len(self.places) > 1 or not place.is_dir() or "\\udc" in run or find_reader(place):
             return self.readers().get(run)
-        is_listed = run[:1] != "." and run in os.listdir(place)  # noqa: PTH208  three times as fast
+        is_listed = run[:1] != "." and run in os.listdir(place)  # noqa: PTH208  a fifth of the time
         return find_reader(place / run) if is_listed else None
 
     def respond(self, path: str, query: Mapping[str, str] | None = None) -> bytes:
