@@ -218,7 +218,7 @@ def test_an_environment_either_samples_or_demonstrates() -> None:
     sampling = RecordingPolicy(
         sampler=NeverSampling, chat=ByteChat(), sampling=Sampling(9), seed=lambda turn: turn, limits=Limits()
     )
-    with pytest.raises(EnvironmentFault, match="only an environment with `env: demonstrations`"):
+    with pytest.raises(EnvironmentFault, match="only `env: demonstrations` of `envs` trains on conversations"):
         sampling.demonstrate(TALK)
     with pytest.raises(EnvironmentFault, match="a conversation begins with a reply: put a message of the user"):
         policy.demonstrate(TALK[2:3])
