@@ -117,6 +117,7 @@ class Policy(ABC):
         """Record messages of a conversation as if the model had sampled them, to train on them by `cross_entropy`.
 
         Args:
+            messages: the `weight` of a message counts as in the files of `source`.
             trained: indices of the messages to train on; None for all of the assistant.
 
         Raises:

@@ -7,6 +7,7 @@ arrays only; text is for people.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal, NamedTuple, NotRequired, Required, TypedDict, cast
@@ -62,6 +63,7 @@ class Message(TypedDict, total=False):
     tool_calls: NotRequired[list[ToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    weight: NotRequired[float]  # of its tokens in the loss, in a conversation to train on; 1 by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class Turn:
         stop: "stop" at a stop token or string, "length" at the limit `max_tokens`.
         version: number of steps trained into the weights that sampled it.
         parent: index, in the episode, of the turn that this turn extends token for token; None starts a new segment.
-        reward: reward of this turn alone; None if the environment gives none.
+        reward: reward of this turn alone, or weight of a demonstrated turn; None if the environment gives none.
         seconds: time from the request to the completion.
         request_id: the service's id of the request, if any.
         messages: for people: messages of the conversation after those of the parent, the reply included; empty after
@@ -236,7 +238,8 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.rewards and cast("float | None", self.reward) is None:
-            object.__setattr__(self, "reward", fmean(self.rewards.values()))
+            with suppress(AttributeError, TypeError):  # wrong rewards are named when the rollout returns them
+                object.__setattr__(self, "reward", fmean(self.rewards.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -322,8 +323,8 @@ def test_a_run_learns_with_every_estimator(name: str, mode: str, tmp_path: Path)
 def test_configured_beta_reaches_the_entropic_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared_groups, prepare = list[tuple[Group, PreparedGroup]](), Preparation.prepare
 
-    async def record_group(self: Preparation, played: Group) -> PreparedGroup:
-        prepared_groups.append((played, await prepare(self, played)))
+    async def record_group(self: Preparation, played: Group, *more: Any) -> PreparedGroup:
+        prepared_groups.append((played, await prepare(self, played, *more)))
         return prepared_groups[-1][1]
 
     monkeypatch.setattr(Preparation, "prepare", record_group)

@@ -220,5 +220,8 @@ def test_an_environment_either_samples_or_demonstrates() -> None:
     )
     with pytest.raises(EnvironmentFault, match="only `env: demonstrations` of `envs` trains on conversations"):
         sampling.demonstrate(TALK)
+    for trained in ([9], [1, 1], [-1]):
+        with pytest.raises(EnvironmentFault, match=r"trained=.*: give different indices of the messages"):
+            policy.demonstrate(TALK, trained=trained)
     with pytest.raises(EnvironmentFault, match="a conversation begins with a reply: put a message of the user"):
         policy.demonstrate(TALK[2:3])

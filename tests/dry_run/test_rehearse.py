@@ -456,10 +456,9 @@ def test_a_teacher_of_some_steps_counts_in_the_steps_of_a_small_run(window: dict
     settings: dict[str, object] = {"steps": 5}
     if "first_step" in window:
         settings |= {"warm_start": {"files": "talks.jsonl", "steps": 10}}  # the small run has one of these steps
-    for more in ({"teacher": teacher}, {"envs": {"words": {"teacher": teacher}}}):
+    for more in ({"teacher": teacher}, {"envs": {"words": {"teachers": {"strict": teacher}}}}):
         config = make_small_config(load_config([], settings=SETTINGS | settings | more).config)
-        found = config.find_teacher("words")
-        assert found is not None
+        (found,) = config.find_teachers("words").values()
         assert (found.weight, found.first_step, found.last_step) == (2.0, 1, None)
 
 

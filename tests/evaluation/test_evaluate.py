@@ -215,15 +215,17 @@ def make_reference(logprob: float, *, is_teacher: bool = True) -> Reference:
     return Reference(score, 1.0, is_teacher=is_teacher)
 
 
-def test_the_divergence_is_from_the_last_teacher_at_temperature_1() -> None:
+def test_the_divergence_is_from_each_teacher_at_temperature_1() -> None:
     def make(temperature: float) -> EnvSettings:
         return EnvSettings(1, Sampling(max_tokens=2, temperature=temperature), 60, 0, Limits())
 
-    references = [make_reference(-9, is_teacher=False), make_reference(-5), make_reference(-0.5)]
+    one, two = replace(make_reference(-5), name="one"), make_reference(-0.5)
+    references = [make_reference(-9, is_teacher=False), one, two]
     settings = {"env": make(1.0), "cold": make(0.5), "untaught": make(1.0)}
     player = Player(LocalRunner(ByteChat()), settings, seed=0, slots=Slots(1))
     taught = {"env": references, "cold": references, "untaught": references[:1]}
     evaluation = Evaluation({}, player, 0, taught)
     groups = [group([1.0, 0.0], env=name) for name in settings]
-    # Two sampled tokens with log-probabilities −0.1 and −0.2, to which the teacher gives −0.5 each.
-    assert asyncio.run(evaluation.measure_divergence(groups)) == {"eval/env/teacher/kl": pytest.approx(0.35)}
+    # Two sampled tokens with log-probabilities −0.1 and −0.2, to which the teachers give −5 and −0.5 each.
+    divergence = {"eval/env/teacher/kl": (4.85 + 0.35) / 2, "eval/env/teacher/one/kl": 4.85}
+    assert asyncio.run(evaluation.measure_divergence(groups)) == pytest.approx(divergence)

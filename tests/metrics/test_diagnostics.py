@@ -366,7 +366,7 @@ def test_non_finite_numbers_are_no_evidence() -> None:
 
 def test_equal_rewards_are_no_finding_if_a_teacher_trains_on_them(tmp_path: Path) -> None:
     tasks, batch = [Same(number) for number in range(80)], {"groups": 2, "group_size": 3}
-    settings = {"steps": 8, "batch": batch, "teacher": {}, "reward": "none"}
+    settings = {"steps": 8, "batch": batch, "teacher": {"checkpoint": "tinker://a/sampler_weights/b"}, "reward": "none"}
     run = Simulation(tmp_path / "taught", settings=settings, tasks=tasks)
     run.train()
     lines = read_metrics(run.directory / "metrics.jsonl")

@@ -215,7 +215,10 @@ def test_an_episode_has_the_rewards_of_its_roles_and_a_wrong_reward_fails_it(wor
     for member in groups["good"].episodes:
         assert (member.status, member.reward, member.rewards) == ("completed", 0.75, {"solver": 1.0, "critic": 0.5})
         assert [turn.role for turn in member.turns] == ["solver", "critic"]
-    for name, error in (("bad", "Debate returned no reward of the role critic"), ("odd", "'list' object has no attr")):
+    for name, error in (
+        ("bad", "Debate returned no reward of the role critic"),
+        ("odd", "rewards map roles to numbers"),
+    ):
         for member in groups[name].episodes:
             assert (member.status, member.reward, member.rewards) == ("failed", None, {})
             assert member.error is not None and error in member.error

@@ -415,9 +415,11 @@ def test_a_contradiction_names_its_field(settings: dict[str, Any], problem: str,
 LINES = [
     (b"\n", "talks.jsonl: there is no conversation; a line holds one"),
     (b"null", "line 1: 'NoneType' object is not a mapping"),
-    (b'{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message has a role in assistant and a weight of"),
+    (b'{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message has a role in assistant and a weight ab"),
     (b"[1]", "line 1: "),
-    (b'{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "line 1: a message has the weight 0.5"),
+    (b'{"messages": [{"role": "assistant", "content": "x", "weight": -1}]}', "line 1: a message has the weight -1"),
+    (b'{"messages": [{"role": "assistant", "content": "x", "weight": "1"}]}', "line 1: a message has the weight '1'"),
+    (b'{"messages": [{"role": "assistant", "content": "x", "weight": NaN}]}', "line 1: a message has the weight nan"),
     (b"\n{", "line 2: "),
     (b'{"text": "x"}', "line 1: messages: Field required"),
     (b'{"messages": [{"role": "robot", "content": "x"}]}', r"line 1: messages\.0\.role: "),
@@ -477,7 +479,7 @@ def test_weights_and_roles_choose_what_is_trained(byte_model_dir: Path, talks: P
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "no", "weight": 0},
         {"role": "user", "content": "two"},
-        {"role": "assistant", "content": "yes", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "yes", "reasoning_content": "hm", "weight": 0.25},
     ]
     talks.write_text(json.dumps({"messages": messages, "tools": None}))
     result = train(make_settings(byte_model_dir, source={"files": str(talks)}, steps=1, batch={"groups": 1}))
@@ -486,6 +488,8 @@ def test_weights_and_roles_choose_what_is_trained(byte_model_dir: Path, talks: P
     assert "no" in tokenizer.decode(turn.prompt.tokens)
     assert "yes" in tokenizer.decode(turn.completion)
     assert turn.messages[-1].get("thinking") == "hm"
+    ((sequence,),) = [group.sequences for group in read_update(update_path(result.directory, 1)).values()]
+    assert set(sequence.advantages.tolist()) == {0.25}
     source = {"files": str(talks), "roles": ["user"]}
     result = train(make_settings(byte_model_dir, source=source, steps=1, batch={"groups": 1}))
     texts = [tokenizer.decode(turn.completion) for turn in turns_of(result.directory, 1, "source")]

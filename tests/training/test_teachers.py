@@ -226,6 +226,78 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(
     assert_trained_exactly_once(resumed.directory)
 
 
+def test_several_teachers_of_an_environment_are_added(byte_model_dir: Path, teacher_dir: Path) -> None:
+    teachers = {
+        "strong": {"model": str(teacher_dir), "weight": 0.5},
+        "loud": {"prompt": f"{__name__}:speak_loudly", "weight": 2.0},
+    }
+    result = asyncio.run(make_trainer(byte_model_dir, steps=1, teachers=teachers).train())
+    update = read_update(update_path(result.directory, 1))
+    tokenizer, checked = load_tokenizer(byte_model_dir), 0
+    for record in read_groups(table_path(result.directory, 1)):
+        messages = speak_loudly(list(record.group.episodes[0].turns[0].messages[:-1]))
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        for sequence in update[record.group.draw].sequences[:4]:
+            (turn,) = record.group.episodes[sequence.member].turns
+            reply = turn.completion.tolist()
+            tokens = [*turn.prompt.tokens.tolist(), *reply]
+            own = score(byte_model_dir, tokens)[-len(reply) :]
+            strong = own - score(teacher_dir, tokens)[-len(reply) :]
+            loud = own - score(byte_model_dir, [*prompt, *reply])[-len(reply) :]
+            np.testing.assert_allclose(sequence.advantages, -0.5 * strong - 2 * loud, atol=5e-4)
+            checked += 1
+    assert checked == 16
+    line = result.metrics
+    assert line["env/talk/teacher/kl"] == pytest.approx(
+        (line["env/talk/teacher/strong/kl"] + line["env/talk/teacher/loud/kl"]) / 2
+    )
+    assert line["eval/talk/teacher/strong/kl"] > line["eval/talk/teacher/loud/kl"]
+    assert_trained_exactly_once(result.directory)
+
+
+BEGUN, ASKED = list[int](), list[int]()
+
+
+def note_question(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    ASKED.append(len(BEGUN))
+    return messages
+
+
+class Waiting(rlkit.Env):
+    """Each second rollout ends after the teacher was asked about the first."""
+
+    task_id = "waiting"
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        BEGUN.append(len(BEGUN))
+        is_second = len(BEGUN) == 2
+        await policy.chat([{"role": "user", "content": "one"}])
+        while is_second and not ASKED:
+            await asyncio.sleep(0.01)
+        return 1.0
+
+
+def test_a_teacher_is_asked_as_soon_as_a_rollout_ends(byte_model_dir: Path) -> None:
+    BEGUN.clear()
+    ASKED.clear()
+    settings = load_config(
+        [],
+        settings={
+            "model": str(byte_model_dir),
+            "teacher": {"prompt": f"{__name__}:note_question"},
+            "reward": "none",
+            "steps": 1,
+            "batch": {"groups": 1, "group_size": 2},
+            "sampling": {"max_tokens": TOKENS, "stop": ["\x00"]},
+            "rollouts": {"timeout_s": HANG_S, "max_retries": 0, "coalesce": "never"},
+        },
+        envs=["waiting"],
+    )
+    result = asyncio.run(RLTrainer(settings, envs={"waiting": [Waiting()]}).train())
+    assert result.metrics["env/waiting/failed"] == 0
+    assert len(ASKED) == 2  # nothing is asked again when the group is complete
+
+
 def test_a_teacher_with_another_tokenizer_is_refused(byte_model_dir: Path, tmp_path: Path) -> None:
     other = tiny_model(tmp_path / "tiny")
     trainer = make_trainer(byte_model_dir, steps=1, teacher={"model": str(other)}, eval=None)
@@ -235,8 +307,11 @@ def test_a_teacher_with_another_tokenizer_is_refused(byte_model_dir: Path, tmp_p
 
 def test_a_missing_teacher_is_named(byte_model_dir: Path) -> None:
     path = "tinker://nobody:train:0/sampler_weights/none"
-    with pytest.raises(UsageError, match=path):
+    with pytest.raises(UsageError, match=f"^teacher: .*{path}"):
         asyncio.run(make_trainer(byte_model_dir, steps=1, teacher={"checkpoint": path}, eval=None).train())
+    teachers = {"big": {"model": "nobody/none"}}
+    with pytest.raises(RlkitError, match=r"^teachers\.big\.model: the tokenizer of nobody/none is not on this machine"):
+        asyncio.run(make_trainer(byte_model_dir, steps=1, teachers=teachers, eval=None).train())
 
 
 @pytest.mark.parametrize(
@@ -264,8 +339,23 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
         ({"teacher": {"model": ""}}, "teacher.model"),
         ({"teacher": {"last_step": 2, "first_step": 3}}, "last_step: 2 is before first_step, 3"),
         ({"teacher": {"first_step": 9}, "steps": 8}, "teacher.first_step: 9 is after the last step, 8"),
-        ({"teacher": {"first_step": 2}, "steps": 8}, "teacher: reward is none, so it must count in each step"),
-        ({"teacher": {"last_step": 7}, "steps": 8}, "teacher: reward is none, so it must count in each step"),
+        ({"teacher": {"first_step": 2}, "steps": 8}, "teacher: reward is none, so a teacher must count"),
+        ({"teacher": {"last_step": 7}, "steps": 8}, "teacher: reward is none, so a teacher must count in each step"),
+        (
+            {"teachers": {"a": {"model": "x", "first_step": 2}, "b": {"model": "y", "last_step": 1}}, "steps": 2},
+            r"teachers\.a: reward is none, so a teacher must count in each step",
+        ),
+        ({"teachers": {"a": {}, "b": {"weight": 2}}}, r"teachers\.a: it is the model that the run starts from"),
+        ({"teachers": {"a": {"modle": "x"}}}, r"teachers\.a\.modle: unknown field"),
+        (
+            {"teachers": {"a": {"prompt": "x:y"}}, "envs": {"talk": {"teacher": {"prompt": "x:y"}}}},
+            "teachers: has no effect, because every environment sets its own teachers or teacher",
+        ),
+        ({"envs": {"talk": {"teachers": {}}}}, "reward is none and there is no teacher"),
+        (
+            {"reward": "train", "best": {"metric": "eval/talk/teacher/kl"}},
+            "no step has a 'eval/talk/teacher/kl': set teacher",
+        ),
         (
             {"envs": {"talk": {"teacher": {"first_step": 9}}}, "steps": 8},
             r"envs\.talk\.teacher\.first_step: 9 is after the last step, 8",
@@ -275,9 +365,9 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
             "teacher.last_step: 2 is within the warm start of 2 steps",
         ),
         ({"teacher": {"checkpoint": "runs/last"}}, "is not a path of the form tinker://"),
-        ({"teacher": {}, "envs": {"talk": {"advantage": "grpo"}}}, "envs.talk.advantage: has no effect"),
-        ({"teacher": {}, "advantage": "grpo"}, "advantage: has no effect, because reward is none"),
-        ({"teacher": {}, "length_penalty": {"coefficient": 1.0}}, "length_penalty: has no effect"),
+        ({"teacher": {"prompt": "x:y"}, "envs": {"talk": {"advantage": "grpo"}}}, "envs.talk.advantage: has no effect"),
+        ({"teacher": {"prompt": "x:y"}, "advantage": "grpo"}, "advantage: has no effect, because reward is none"),
+        ({"teacher": {"prompt": "x:y"}, "length_penalty": {"coefficient": 1.0}}, "length_penalty: has no effect"),
         ({"teacher": {"modle": "x"}}, "modle"),
     ],
 )

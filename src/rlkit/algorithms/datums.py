@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,9 @@ from rlkit.algorithms.references import Drifts, Reference
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
 from rlkit.errors import RunFailed
 from rlkit.types import Datum, Episode, Floats, Group, Prompt, Turn, join
+
+type EpisodeDrifts = Mapping[tuple[int, Reference], Drifts]
+"""Drifts of the sequences of episodes, by the episode's number in its group and the reference."""
 
 type OverlongAction = Literal["truncate", "drop", "error"]
 
@@ -74,8 +78,11 @@ class Preparation:
     references: Mapping[str, Sequence[Reference]] = field(default_factory=dict[str, "Sequence[Reference]"])
     normalization: Normalization | None = None
 
-    async def prepare(self, group: Group) -> PreparedGroup:
+    async def prepare(self, group: Group, early: EpisodeDrifts = MappingProxyType({})) -> PreparedGroup:
         """Estimate a group's advantages and assemble its sequences, as if the group were the whole step.
+
+        Args:
+            early: answers of `ask_references` for some of the episodes; the others are requested now.
 
         Raises:
             EnvironmentFault: the estimator failed.
@@ -84,9 +91,29 @@ class Preparation:
         """
         (draft,) = self._draft([group])
         references = self._active_references(group)
-        roots = [find_root(group.episodes[member], last) for member, last in draft.paths] if references else []
-        drifts = await run_together(each.drifts(draft.data, roots) for each in references)
-        return self._finish(draft, tuple(zip(references, drifts, strict=True)))
+        episodes = [episode for episode in group.episodes if _is_trainable(episode)] if references else []
+        late = await run_together(
+            self._request(episode, [reference for reference in references if (episode.member, reference) not in early])
+            for episode in episodes
+        )
+        known = {**early, **{pair: drifts for answers in late for pair, drifts in answers.items()}}
+        rows = [[row for e in episodes for row in known[e.member, reference]] for reference in references]
+        return self._finish(draft, tuple(zip(references, rows, strict=True)))
+
+    async def ask_references(self, env: str, episode: Episode) -> EpisodeDrifts:
+        """Request the drifts of an episode before its group is complete, to save time; ServiceError as in `prepare`.
+
+        A reference is asked if its term counts for a group without newer weights.
+        """
+        is_failed = episode.status == "failed" or episode.masked
+        return {} if is_failed else await self._request(episode, self._active_references(Group(env, "", 0, (episode,))))
+
+    async def _request(self, episode: Episode, references: Sequence[Reference]) -> EpisodeDrifts:
+        pairs = [(last, self._fit(datum)) for last, datum in episode_data(episode, np.zeros(len(episode.turns)))]
+        sequences = [(datum, find_root(episode, last)) for last, datum in pairs if datum is not None]
+        data, roots = [datum for datum, _ in sequences], [root for _, root in sequences]
+        drifts = await run_together(reference.drifts(data, roots) for reference in references)
+        return {(episode.member, reference): rows for reference, rows in zip(references, drifts, strict=True)}
 
     @property
     def needs_whole_steps(self) -> bool:
@@ -117,9 +144,14 @@ class Preparation:
             data, paths, overlong = list[Datum](), list[tuple[int, int]](), 0
             for member, (episode, row) in enumerate(zip(group.episodes, rows, strict=True)):
                 for last, datum in episode_data(episode, row) if _is_trainable(episode) else ():
-                    fitting = self._fit(datum, group)
-                    overlong += fitting is not datum and self._is_trained(datum, group)
-                    if fitting is not None and fitting.mask.any():  # an opponent's sequence has nothing to train
+                    is_cut = self._is_overlong(datum) and self._is_trained(datum, group)
+                    overlong += is_cut
+                    if is_cut and self.overlong == "error":
+                        raise RunFailed(
+                            f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is "
+                            f"longer than batch.max_tokens = {self.max_tokens}"
+                        )
+                    if (fitting := self._fit(datum)) is not None:
                         data.append(fitting)
                         paths.append((member, last))
             sequences = tuple(data), tuple(paths)
@@ -151,17 +183,16 @@ class Preparation:
     def _is_trained(self, datum: Datum, group: Group) -> bool:
         return self.every_sequence or bool(datum.advantages.any()) or bool(self._active_references(group))
 
-    def _fit(self, datum: Datum, group: Group) -> Datum | None:
-        """Return a sequence within the limit; None if it is dropped."""
-        if self.max_tokens is None or len(datum.targets) < self.max_tokens:
-            return datum
-        if self.overlong == "error" and self._is_trained(datum, group):
-            raise RunFailed(
-                f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is longer than "
-                f"batch.max_tokens = {self.max_tokens}"
-            )
-        cut = _cut(datum, self.max_tokens - 1)
-        return None if self.overlong == "drop" or not cut.mask.any() else cut
+    def _is_overlong(self, datum: Datum) -> bool:
+        return self.max_tokens is not None and len(datum.targets) >= self.max_tokens
+
+    def _fit(self, datum: Datum) -> Datum | None:
+        """Return a sequence within the limit; None if it is dropped, or has nothing to train, as an opponent's."""
+        if self.max_tokens is not None and self._is_overlong(datum):
+            if self.overlong == "drop":
+                return None
+            datum = _cut(datum, self.max_tokens - 1)
+        return datum if datum.mask.any() else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -103,10 +103,12 @@ class StepEstimator(Estimator):
 
 
 class ConstantAdvantage(Estimator):
-    """The same advantage for each episode: 0 if only a teacher trains it, 1 for conversations to imitate."""
+    """The same advantage for each turn: 0 if only a teacher trains it, and for conversations the weight of the turn,
+    which is its reward."""
 
     name: ClassVar = "constant"
     value: float
 
     def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
-        return np.full(len(group.episodes), self.value)
+        weights = [[1.0 if turn.reward is None else turn.reward for turn in e.turns] for e in group.episodes]
+        return [self.value * np.array(row, np.float64) for row in weights]

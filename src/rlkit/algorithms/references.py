@@ -40,6 +40,7 @@ class Reference:
     weight: float  # w > 0
     discount: float = 0.0  # γ, from 0 to 1
     is_teacher: bool = False  # the reference is to be approached, so its drifts are not centred
+    name: str = ""  # name of one of several teachers, for metrics
     clip: float = np.inf  # largest |d| in the term
     first_step: int = 1  # first training step of the term
     last_step: int | None = None  # last training step of the term; None for no end

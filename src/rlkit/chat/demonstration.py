@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import cast
 
 import numpy as np
 
 from rlkit.chat.format import ChatFormat
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.types import Message, Prompt, Tokens, Tool, as_prompt
+
+_WEIGHT_MAX = 1e6
+
+
+def choose_trained(messages: Sequence[Message], roles: Sequence[str] = ("assistant",)) -> list[int]:
+    """Return the indices of the messages of these roles with a weight; ValueError for a weight that is none."""
+    weights = [cast("object", message.get("weight", 1)) for message in messages]
+    for weight in weights:
+        if not isinstance(weight, int | float) or not 0 <= weight <= _WEIGHT_MAX:
+            raise ValueError(f"a message has the weight {weight!r}: it is a number from 0 to {_WEIGHT_MAX:g}")
+    return [index for index, message in enumerate(messages) if message["role"] in roles and weights[index]]
 
 
 def split_conversation(

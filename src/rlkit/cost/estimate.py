@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlkit._util import files
 from rlkit._util.paths import runs_dir
 from rlkit.algorithms.datums import sequence_lengths
 from rlkit.config.schema import Config
+from rlkit.config.schema.teacher import TeacherConfig
 from rlkit.cost.usage import Price, Usage
 from rlkit.types import Episode, Group
 
@@ -223,7 +225,7 @@ class _End:
 
     def usage(self, price: Price | None) -> Usage:
         """Count the tokens of the run; the price tells what those of teachers cost more."""
-        config, played, taught_by_env = self.config, 1 + self.run.replaced, dict[str, float]()
+        config, played, taught = self.config, 1 + self.run.replaced, defaultdict[str, float](float)
         total, evaluated = np.zeros(4), evaluations(config, self.run.steps)
         for name, groups in self.run.groups.items():
             size, rollout = self._group_size(name), self.rollouts[name][self.long]
@@ -233,29 +235,28 @@ class _End:
                 continue
             total += groups * played * self._sampled(rollout, size)
             total += [played * trained * bool(config.kl_penalty.coefficient), 0, 0, self._passes() * trained]
-            taught_by_env[name] = played * trained * self._taught_share(name)
+            for teacher in config.find_teachers(name).values():
+                taught[teacher.model or config.model] += played * trained * self._taught_share(teacher)
         for name, spec in config.eval.envs.items():
             pair, tasks = self.evaluated[name]
             total += evaluated * tasks * self._sampled(pair[self.long], spec.attempts)
             if spec.temperature == 1:  # the divergence from the teacher is measured
-                taught = evaluated * tasks * spec.attempts * pair[self.long].trained
-                taught_by_env[name] = taught_by_env.get(name, 0.0) + taught
+                for teacher in config.find_teachers(name).values():
+                    tokens = evaluated * tasks * spec.attempts * pair[self.long].trained
+                    taught[teacher.model or config.model] += tokens
         other_usd = 0.0
-        for name, taught in taught_by_env.items():
-            if (teacher := config.find_teacher(name)) is not None:
-                total += [taught, 0, 0, 0]
-                other_usd += price.scoring_difference(teacher.model or config.model, taught) if price else 0.0
+        for model, tokens in taught.items():
+            total += [tokens, 0, 0, 0]
+            other_usd += price.scoring_difference(model, tokens) if price else 0.0
         return Usage(0, *(round(count) for count in total.tolist()), other_usd=other_usd)
 
-    def _taught_share(self, name: str) -> float:
-        """Return the share of the steps with the teacher of an environment."""
-        teacher, steps = self.config.find_teacher(name), self.run.steps
-        if teacher is None:
-            return 0.0
+    def _taught_share(self, teacher: TeacherConfig) -> float:
+        """Return the share of the steps with a teacher."""
+        steps = self.run.steps
         return max(0, min(steps, teacher.last_step or steps) - teacher.first_step + 1) / steps
 
     def _has_references(self) -> bool:
-        return bool(self.config.kl_penalty.coefficient) or any(map(self.config.find_teacher, self.config.envs))
+        return bool(self.config.kl_penalty.coefficient) or any(map(self.config.find_teachers, self.config.envs))
 
     def _group_size(self, name: str) -> int:
         return self.config.envs[name].group_size or self.config.batch.group_size

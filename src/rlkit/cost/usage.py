@@ -112,9 +112,10 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
         return FREE
     price, teachers = _find_price(config.model, prices, config, "prices", kind), dict[str, Price]()
     for name in (*config.envs, *config.eval.envs):
-        teacher = config.find_teacher(name)
-        if teacher is not None and teacher.model not in (None, config.model):
-            own = _find_price(teacher.model, teacher.prices, config, "teacher.prices", kind)
+        for field_name, teacher in config.find_teachers(name).items():
+            if teacher.model in (None, config.model):
+                continue
+            own = _find_price(teacher.model, teacher.prices, config, f"{field_name}.prices", kind)
             if own is None:
                 return None
             teachers[teacher.model] = own

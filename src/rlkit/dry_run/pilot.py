@@ -32,11 +32,11 @@ from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, ServiceWatch
+from rlkit.serving.references import load_references
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
 from rlkit.tinker_client.connect import ServiceChoice, connect, describe_service
 from rlkit.training.from_config import make_learning_rate, make_preparation
-from rlkit.training.references import load_references
 from rlkit.types import Datum, Group
 from rlkit.workers.from_config import open_runner
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.priority_semaphore import Slots
@@ -169,8 +169,11 @@ def _shrink_config(config: Config, group_size: int) -> Config:
         section["group_size"] = section["group_size"] and min(section["group_size"], group_size)
     if config.warm_start is not None:
         tree["warm_start"]["steps"] = 1
-    for teacher in filter(None, (section["teacher"] for section in (tree, *tree["envs"].values()))):
-        teacher |= {"first_step": 1, "last_step": None}
+    sections: list[dict[str, Any]] = [tree, *tree["envs"].values()]
+    for section in sections:
+        teachers: list[dict[str, object] | None] = [section["teacher"], *(section["teachers"] or {}).values()]
+        for teacher in filter(None, teachers):
+            teacher |= {"first_step": 1, "last_step": None}
     for spec in tree["eval"]["envs"].values():
         spec["tasks"] = min(spec["tasks"], _TASK_COUNT)
     return Config.model_validate_json(json.dumps(tree), strict=True)
@@ -361,8 +364,8 @@ def _render_pilot(pilot: Pilot, choice: ServiceChoice) -> str:
 def _list_untried(config: Config, choice: ServiceChoice) -> list[Part]:
     """Return the parts that only the real service can check."""
     paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": config.kl_penalty.reference}
-    teachers = {name: config.find_teacher(name) for name in config.envs}
-    paths |= {f"teacher of {name}": each.checkpoint or each.model for name, each in teachers.items() if each}
+    teachers = {field: teacher for name in config.envs for field, teacher in config.find_teachers(name).items()}
+    paths |= {field: teacher.checkpoint or teacher.model for field, teacher in teachers.items()}
     details = {"service": f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it"}
     details |= {name: f"existence of {path}" for name, path in paths.items() if path not in (None, "base")}
     return [Part(name, "not tried", detail) for name, detail in details.items()]

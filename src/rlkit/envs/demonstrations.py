@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlkit._util.paths import expand_user
+from rlkit.chat.demonstration import choose_trained
 from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema.supervised import parse_condition
 from rlkit.endpoint.openai_chat import ChatCompletion, encode_tool_call
@@ -122,15 +123,14 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
             conversation = {name: fields[name] for name in ("messages", "tools") if name in fields}
             parsed = parse_body(json.dumps(_to_openai(conversation)).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]
-            weights = [message.get("weight", 1) for message in conversation["messages"]]
-            if odd := [weight for weight in weights if weight not in (0, 1)]:
-                raise ValueError(f"a message has the weight {odd[0]!r}: it is 0 or 1")
+            for message, given in zip(messages, conversation["messages"], strict=True):
+                if "weight" in given:
+                    message["weight"] = given["weight"]
+            trained = choose_trained(messages, roles)
         except (Rejection, ValueError, TypeError, RecursionError) as error:
             raise UsageError(f"{path}, line {number}: {error or 'it is nested too deeply'}") from error
-        pairs = enumerate(zip(messages, weights, strict=True))
-        trained = [index for index, (message, weight) in pairs if message["role"] in roles and weight]
         if not trained:
-            raise UsageError(f"{path}, line {number}: no message has a role in {', '.join(roles)} and a weight of 1")
+            raise UsageError(f"{path}, line {number}: no message has a role in {', '.join(roles)} and a weight above 0")
         tools = [tool.parse() for tool in parsed.tools or ()]
         yield Conversation(f"{path.stem}/{number}", messages, tools, trained)
 

@@ -12,13 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
 from rlkit.algorithms.datums import episode_data, find_root
-from rlkit.algorithms.references import Drifts, Reference
+from rlkit.algorithms.references import Reference
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.loading.resolved import ResolvedConfig
@@ -29,7 +30,7 @@ from rlkit.errors import ConfigError
 from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import make_failure_reporter, make_hold_reporter
-from rlkit.metrics.metrics import group_metrics, mean_by_token
+from rlkit.metrics.metrics import group_metrics, mean_by_token, teacher_keys
 from rlkit.policy import Limits, NoSampler, Sampler
 from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
@@ -78,11 +79,11 @@ class Evaluation:
         return [(group, attempts[group.env, group.draw]) for group in groups]
 
     async def measure_divergence(self, groups: Sequence[Group]) -> Mapping[str, float]:
-        """Return `eval/<env>/teacher/kl`, the mean log-ratio to the last teacher; raise ServiceError.
+        """Return `eval/<env>/teacher/kl`, the mean log-ratio to the teachers, and that to each; raise ServiceError.
 
         It is an estimate of the divergence only where replies are samples of the policy's own distribution.
         """
-        drifts = dict[str, Drifts]()
+        drifts = defaultdict[str, list[NDArray[np.float64]]](list)
         for name, settings in self.player.settings.items():
             teachers = [reference for reference in self.references.get(name, ()) if reference.is_teacher]
             if not teachers or settings.sampling.temperature != 1:
@@ -90,7 +91,10 @@ class Evaluation:
             episodes = [episode for group in groups if group.env == name for episode in group.episodes]
             rows = [(e, *pair) for e in episodes for pair in episode_data(e, np.zeros(len(e.turns)))]
             roots = [find_root(episode, last) for episode, last, _ in rows]
-            drifts[f"eval/{name}/teacher/kl"] = await teachers[-1].drifts([datum for _, _, datum in rows], roots)
+            for teacher in teachers:
+                answers = await teacher.drifts([datum for _, _, datum in rows], roots)
+                for key in teacher_keys(f"eval/{name}", teacher):
+                    drifts[key] += answers
         return mean_by_token(drifts)
 
 

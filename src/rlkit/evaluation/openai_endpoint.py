@@ -45,6 +45,7 @@ class Endpoint:
     url: str  # address that ends with `/v1`
     model: str  # name of the model at the endpoint
     key: str | None = field(default=None, repr=False)  # API key, if the endpoint needs one
+    key_env: str = "OPENAI_API_KEY"  # environment variable that holds the key, for messages
 
     def __post_init__(self) -> None:
         try:
@@ -52,7 +53,8 @@ class Endpoint:
         except ValidationError:
             raise UsageError(f"the endpoint {self.url!r} is not an address of the form https://HOST/v1") from None
         if self.key and not (self.key.isascii() and self.key.isprintable()):
-            raise UsageError("OPENAI_API_KEY: the key has a line break or a character outside of ASCII; copy it again")
+            problem = "the key has a line break or a character outside of ASCII; copy it again"
+            raise UsageError(f"{self.key_env}: {problem}")
 
 
 class EndpointPolicy(Policy):

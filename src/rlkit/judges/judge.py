@@ -217,7 +217,8 @@ async def _connect(judge: Judge) -> AsyncGenerator[_Connection]:
         key = os.environ.get(judge.key_env) if judge.key_env else None
         if judge.key_env and not key:
             raise MissingError(f"judge: the environment variable {judge.key_env} (key_env) is not set")
-        async with connect_endpoint(Endpoint(judge.url, judge.model, key), timeout_s=judge.timeout_s) as make:
+        endpoint = Endpoint(judge.url, judge.model, key, judge.key_env or "")
+        async with connect_endpoint(endpoint, timeout_s=judge.timeout_s) as make:
             yield lambda sampling, seed: make(sampling, Limits()), price, slots
         return
     config = ServiceConfig(base_url=None if is_engine else judge.service)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
 from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.references import Reference
 from rlkit.algorithms.reward_scale import EQUAL, exponent, merge_equal
 from rlkit.config.schema import Config
 from rlkit.config.schema.metric_names import REWARD_METRICS
@@ -226,7 +227,8 @@ def step_metrics(groups: Sequence[StepGroup], *, version: int, supervised: froze
       missing if the setting is off.
     - `kl_reference/v1`, `v2`: estimates of KL(q‖p_ref) over all sampled tokens, as in `update_metrics`.
     - `teacher/v1`, `v2`: the same of the teachers; `teacher/quarter/1` to `4` are `v1` of each quarter of the sampled
-      tokens of a sequence; `env/<name>/teacher/kl` is `v1` of an environment.
+      tokens of a sequence; `env/<name>/teacher/kl` is `v1` of an environment, and `env/<name>/teacher/<teacher>/kl`
+      of one of its `teachers`.
 
     Args:
         version: version of the weights that train on the groups.
@@ -265,11 +267,18 @@ def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
         columns[f"{prefix}/v1"] += drifts
         columns[f"{prefix}/v2"] += [np.square(drift) / 2 for drift in drifts]
         if reference.is_teacher:
-            columns[f"env/{env}/teacher/kl"] += drifts
+            for key in teacher_keys(f"env/{env}", reference):
+                columns[key] += drifts
             for drift, quarter in product(drifts, range(4)):
                 is_inside = np.arange(len(drift)) * 4 // max(len(drift), 1) == quarter
                 columns[f"teacher/quarter/{quarter + 1}"].append(drift[is_inside])
     return metrics | mean_by_token(columns)
+
+
+def teacher_keys(prefix: str, teacher: Reference) -> tuple[str, ...]:
+    """Return the metrics of the divergence from a teacher: of all teachers of an environment, and of this one."""
+    together = f"{prefix}/teacher/kl"
+    return (together, f"{prefix}/teacher/{teacher.name}/kl") if teacher.name else (together,)
 
 
 def mean_by_token(columns: Mapping[str, Sequence[NDArray[np.float64]]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ becomes a reward and never ends the run. A fault of the service does not fail an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -41,6 +41,10 @@ class GroupProgress:
     failed: int = 0  # number of retries already spent
 
 
+async def _ignore(episode: Episode) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Player:
     """Plays groups."""
@@ -62,6 +66,7 @@ class Player:
         *,
         progress: GroupProgress = GroupProgress(),
         rank: int | None = None,
+        on_end: Callable[[Episode], Awaitable[None]] = _ignore,
     ) -> Group:
         """Play a task `group_size` times and return the last episode of each member.
 
@@ -71,6 +76,7 @@ class Player:
             sampler: returns a sampler of the newest weights; called for each turn.
             progress: episodes played before an interruption.
             rank: priority of the group in the queue for slots, lowest first; by default its draw.
+            on_end: called with the last episode of each member when it has ended, and awaited outside of its slot.
 
         Raises:
             SlotsClosed: a rollout got no slot; the other rollouts were finished and recorded.
@@ -85,7 +91,8 @@ class Player:
         group = _GroupInPlay(task, settings, sampler, batcher if is_batched else None, rank, retries)
         self.counts.queued += settings.group_size
         try:
-            played = await run_together(self._member(group, member, progress) for member in range(settings.group_size))
+            members = range(settings.group_size)
+            played = await run_together(self._finish(group, member, progress, on_end) for member in members)
         finally:
             batcher.close()
         episodes = [episode for episode in played if episode is not None]
@@ -111,6 +118,14 @@ class Player:
             self.record(task, episode)
         by_member = {episode.member: episode for episode in changed}
         return [by_member.get(episode.member, episode) for episode in episodes]
+
+    async def _finish(
+        self, group: _GroupInPlay, member: int, progress: GroupProgress, on_end: Callable[[Episode], Awaitable[None]]
+    ) -> Episode | None:
+        episode = await self._member(group, member, progress)
+        if episode is not None:
+            await on_end(episode)
+        return episode
 
     async def _member(self, group: _GroupInPlay, member: int, progress: GroupProgress) -> Episode | None:
         """Play a member until it succeeds or the retries are used up; None if it gets no slot."""

@@ -19,7 +19,7 @@ import numpy as np
 from rlkit._util.json_values import render_value
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import BlockingCalls
-from rlkit.chat.demonstration import split_conversation
+from rlkit.chat.demonstration import choose_trained, split_conversation
 from rlkit.chat.format import ChatFormat
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.policy import ChatRequest, Limits, OpponentSamplers, Policy, Sampler, SampleRequest
@@ -132,21 +132,23 @@ class RecordingPolicy(Policy):
     def demonstrate(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), trained: Sequence[int] | None = None
     ) -> None:
-        if trained is None:
-            trained = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        trained = choose_trained(messages) if trained is None else trained
+        if len(set(trained)) < len(trained) or not set(trained) <= set(range(len(messages))):
+            raise EnvironmentFault(f"demonstrate(): trained={trained!r}: give different indices of the messages")
         version, context = self._require_supervised(), self._limits.context_tokens
         for index, prompt, tokens in split_conversation(self._chat, messages, tools, trained):
             if context is not None and len(prompt) + len(tokens) > context:
                 length = len(prompt) + len(tokens)
                 raise EnvironmentFault(f"a conversation of {length} tokens does not fit the context of {context}")
             ones, unknown = np.ones(len(tokens), np.bool_), np.full(len(tokens), np.nan, np.float32)
-            turn = self._segments.add(Turn(prompt, tokens, unknown, ones, "stop", version)).turn
+            weight = messages[index].get("weight")
+            turn = self._segments.add(Turn(prompt, tokens, unknown, ones, "stop", version, reward=weight)).turn
             self._turns[-1] = replace(turn, messages=new_messages(messages[: index + 1], turn, self._turns))
 
     @override
     def replay(self, turns: Sequence[Turn]) -> None:
         version = self._require_supervised()
-        self._turns += [replace(turn, version=version) for turn in turns]
+        self._turns += [replace(turn, version=version, reward=None) for turn in turns]
 
     def _require_supervised(self) -> int:
         """Return the version of the weights; raise EnvironmentFault where the loss would be that of samples."""

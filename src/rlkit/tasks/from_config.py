@@ -127,7 +127,7 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
     try:
         config.optimizer.check_steps(steps)
         for name, env in config.reinforced_envs.items():
-            config.check_teacher(name, env)
+            config.check_teachers(name, env)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     last = f", the last of them with {total % groups}" if total % groups else ""

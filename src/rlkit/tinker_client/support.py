@@ -30,7 +30,7 @@ async def check_support(config: Config, service: Service, learner: Learner, loss
     if service.is_repeatable:
         return
     losses = [loss, CrossEntropy()] if len(config.reinforced_envs) < len(config.envs) else [loss]
-    has_references = config.kl_penalty.coefficient or any(map(config.find_teacher, (*config.envs, *config.eval.envs)))
+    has_references = config.kl_penalty.coefficient or any(map(config.find_teachers, (*config.envs, *config.eval.envs)))
     prompt, zeros = Prompt(np.array([65], np.int32)), np.zeros(1, np.float32)
     datum = Datum(prompt, np.array([66], np.int32), zeros, zeros, np.ones(1, bool))
     need = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.config.loading.run_config import find_run, load_run_config
 from rlkit.config.schema import Config
-from rlkit.errors import UsageError
+from rlkit.errors import MissingError, UsageError
 from rlkit.tokenizers.load import load_tokenizer
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ def require_equal_tokenizers(config: Config, model: str, *, field: str, note: Ca
     if model == config.model:
         return
     own = load_tokenizer(config.model, with_weights=False, tokenizer=config.chat.tokenizer, note=note)
-    other = load_tokenizer(model, with_weights=False, note=note)
+    try:
+        other = load_tokenizer(model, with_weights=False, note=note)
+    except (UsageError, MissingError) as error:
+        raise type(error)(f"{field}: {error}") from error
     if (problem := find_difference(own, other)) is not None:
         fix = "choose a model of the same family"
         raise UsageError(f"{field}: the tokenizer of {model} is not that of {config.model}: {problem}; {fix}")

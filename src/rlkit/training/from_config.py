@@ -14,8 +14,8 @@ from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
+from rlkit.serving.references import References
 from rlkit.training.model_selection import ModelSelection
-from rlkit.training.references import References
 from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe
 

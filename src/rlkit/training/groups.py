@@ -10,8 +10,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
+from types import MappingProxyType
 
-from rlkit.algorithms.datums import PreparedGroup, StepGroup, sequence_lengths
+from rlkit.algorithms.datums import EpisodeDrifts, PreparedGroup, StepGroup, sequence_lengths
+from rlkit.algorithms.references import Drifts, Reference
 from rlkit.cost.budget import Budget
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
@@ -61,8 +63,10 @@ class Groups:
         self._interrupted = dict(interrupted)
         self.recorded_task_metrics = history.task_metrics
         self._unprepared_usage = defaultdict[int, Usage](Usage)  # by draw: training on episodes of unfinished groups
+        self._unscored_usage = dict[tuple[int, int], Usage]()  # by draw and member: requests to references to come
         for draw, progress in interrupted.items():
-            self._unprepared_usage[draw] = sum(map(self._usage_of, progress.episodes.values()), Usage())
+            for episode in progress.episodes.values():
+                self._reserve_usage(draw, episode)
         self.supply = GroupSupply(
             self.limits,
             draw=self._draw,
@@ -124,10 +128,10 @@ class Groups:
         self.player.counts.finished = self.player.counts.failed = 0  # while a step trains, its counts are shown
         self.supply.advance(sampler.version)
 
-    async def prepare(self, group: Group) -> PreparedGroup:
-        """Turn a played group into training sequences; errors as in `Preparation.prepare`."""
+    async def prepare(self, group: Group, early: EpisodeDrifts = MappingProxyType({})) -> PreparedGroup:
+        """Turn a played group into training sequences; arguments and errors as in `Preparation.prepare`."""
         is_usable = int(group.valid_mask.sum()) >= self.player.settings[group.env].min_valid
-        return replace(await self.recipe.preparation.prepare(group), is_usable=is_usable)
+        return replace(await self.recipe.preparation.prepare(group, early), is_usable=is_usable)
 
     async def is_last(self, step: int) -> bool:
         """Wait until it is certain whether another step follows; return True if none does."""
@@ -152,7 +156,7 @@ class Groups:
     def pending_usage(self) -> Usage:
         """Usage of training on all episodes that are in no step yet."""
         ready = Usage(trained_tokens=self.supply.untrained_tokens * self.recipe.loss.passes)
-        return sum(self._unprepared_usage.values(), ready)
+        return sum((*self._unprepared_usage.values(), *self._unscored_usage.values()), ready)
 
     def _draw(self) -> Task | None:
         task = self.sources.draw()
@@ -161,12 +165,17 @@ class Groups:
         return task
 
     async def _play(self, task: Task) -> PreparedGroup:
-        progress = self._interrupted.pop(task.draw, GroupProgress())
-        group = await self.player.play(task, lambda: self.newest_sampler, progress=progress)
+        progress, drifts = self._interrupted.pop(task.draw, GroupProgress()), dict[tuple[int, Reference], Drifts]()
+
+        async def ask_references(episode: Episode) -> None:
+            drifts.update(await self.recipe.preparation.ask_references(task.name, episode))
+            self._unscored_usage.pop((task.draw, episode.member), None)
+
+        group = await self.player.play(task, lambda: self.newest_sampler, progress=progress, on_end=ask_references)
         if self.recipe.is_streaming:  # trained on before the step is complete; else the learner syncs a step at once
             await self.store.sync()
         await self.budget.write_if_due()
-        prepared = await self.prepare(group)
+        prepared = await self.prepare(group, drifts)
         self._unprepared_usage.pop(task.draw, None)
         return prepared
 
@@ -174,13 +183,14 @@ class Groups:
         self.store.record_episode(task, episode)
         self._report_failure(task, episode)
         if not episode.group_scored:  # else it was counted when it ended
-            self._unprepared_usage[task.draw] += self._usage_of(episode)
+            self._reserve_usage(task.draw, episode)
 
-    def _usage_of(self, episode: Episode) -> Usage:
-        """Return the usage of training on an episode; a reference samples one token per sequence."""
+    def _reserve_usage(self, draw: int, episode: Episode) -> None:
+        """Count the usage of training on an episode as pending; a reference samples one token per sequence."""
         if episode.reward is None:
-            return Usage()
+            return
         lengths = sequence_lengths(episode)
         scored = lengths * max(map(len, self.recipe.preparation.references.values()), default=0)
         trained = (sum(lengths) - len(lengths)) * self.recipe.loss.passes
-        return Usage(prefill_tokens=sum(scored), sampled_tokens=len(scored), trained_tokens=trained)
+        self._unprepared_usage[draw] += Usage(trained_tokens=trained)
+        self._unscored_usage[draw, episode.member] = Usage(prefill_tokens=sum(scored), sampled_tokens=len(scored))

@@ -40,6 +40,7 @@ from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
+from rlkit.serving.references import References, load_references
 from rlkit.store import RunStore
 from rlkit.store.history import History
 from rlkit.tasks.from_config import load_tasks, make_mixture, resolve_steps, task_contents
@@ -62,7 +63,6 @@ from rlkit.training.from_config import (
 )
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
-from rlkit.training.references import References, load_references
 from rlkit.training.resume import interrupted_groups, load_weights, redraw_tasks
 from rlkit.training.run import Run
 from rlkit.workers.from_config import open_runner

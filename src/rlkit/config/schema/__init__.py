@@ -30,23 +30,26 @@ from rlkit.config.schema.objective import (
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import RolloutsConfig, SamplingConfig
 from rlkit.config.schema.supervised import DEMONSTRATIONS, SourceConfig, WarmStartConfig
-from rlkit.config.schema.teacher import KLPenaltyConfig, TeacherConfig
+from rlkit.config.schema.teacher import KLPenaltyConfig, TeacherConfig, check_windows
 from rlkit.config.schema.track import TrackConfig, track_config
 from rlkit.errors import ConfigError
 
 DEFAULT_STEPS = 100
 
 
+_REINFORCEMENT = ("reward", "teacher", "teachers")
+"""Fields of the run and of an environment that need rollouts."""
+
 _INHERITED = {
-    "": ("advantage", "reward", "teacher"),
+    "": ("advantage", *_REINFORCEMENT),
     "batch": ("group_size",),
     "sampling": ("temperature", "max_tokens"),
     "rollouts": ("timeout_s", "max_retries", "min_valid"),
 }
 """Fields of the run that an environment may override, by section."""
 
-_ALTERNATIVES = {"min_valid": "max_failing_rollouts"}
-"""Alternative fields of an environment, which set the same limit as the field in the key."""
+_ALTERNATIVES = {"min_valid": "max_failing_rollouts", "teacher": "teachers", "teachers": "teacher"}
+"""Alternative fields of an environment, which replace the field in the key, too."""
 
 _EVALUATION_FIELDS = ("max_tokens", "timeout_s", "max_retries")  # fields of `_INHERITED` that evaluations use, too
 
@@ -99,6 +102,8 @@ class Config(Section):
     """`train` trains on the advantages of rewards. `none` trains on the teacher only. Rewards are measured anyway."""
     teacher: TeacherConfig | None = None
     """Model to imitate, in addition to the rewards; null for none."""
+    teachers: dict[EnvName, TeacherConfig] | None = None
+    """Several models to imitate at once, by names of your choice; null for none."""
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     lora: LoraConfig = LoraConfig()
@@ -126,7 +131,7 @@ class Config(Section):
             if spec.args:
                 validate_fields(SourceConfig, spec.args, place=f"envs.{name}.args")
             self.envs[name] = spec.model_copy(update={"group_size": 1})
-            for key in ("group_size", "max_tokens", "temperature", "max_turns", "advantage", "reward", "teacher"):
+            for key in ("group_size", "max_tokens", "temperature", "max_turns", "advantage", *_REINFORCEMENT):
                 if getattr(spec, key) not in (None, 1 if key == "group_size" else None):
                     raise ValueError(f"envs.{name}.{key}: has no effect, because a conversation is one given episode")
         if not self.envs.keys() - {"warm_start"}:
@@ -169,8 +174,8 @@ class Config(Section):
             self._check_valid_episodes(name, env, size)
             if self.trains_on_rewards(name):
                 self._check_estimator(f"envs.{name}", env.advantage or self.advantage, size)
-            self.check_teacher(name, env)
-        names = ("advantage", "length_penalty", *(() if self.reinforced_envs else ("reward", "teacher", "kl_penalty")))
+            self.check_teachers(name, env)
+        names = ("advantage", "length_penalty", *(() if self.reinforced_envs else (*_REINFORCEMENT, "kl_penalty")))
         unused = [name for name in names if not self.is_default(name)]
         if unused and not any(map(self.trains_on_rewards, self.envs)):
             reason = "reward is none; leave out one of them" if self.reinforced_envs else "there are no rollouts"
@@ -200,31 +205,35 @@ class Config(Section):
         """Return the field that describes an environment."""
         return env if self.envs[env].env == DEMONSTRATIONS and env in ("source", "warm_start") else f"envs.{env}"
 
-    def find_teacher(self, env: str) -> TeacherConfig | None:
-        """Return the teacher of an environment: its own, or the run's; None for conversations."""
+    def find_teachers(self, env: str) -> dict[str, TeacherConfig]:
+        """Return the teachers of an environment by their fields: its own, or the run's; none for conversations."""
         spec = self.envs.get(env)
         if spec is not None and env not in self.reinforced_envs:
-            return None
-        return self.teacher if spec is None or spec.teacher is None else spec.teacher
+            return {}
+        has_own = spec is not None and (spec.teacher is not None or spec.teachers is not None)
+        owner, place = (spec, f"envs.{env}.") if spec is not None and has_own else (self, "")
+        named = {f"{place}teachers.{name}": teacher for name, teacher in (owner.teachers or {}).items()}
+        return named if owner.teacher is None else {f"{place}teacher": owner.teacher, **named}
 
     def trains_on_rewards(self, env: str) -> bool:
         """Return whether the rewards of an environment give advantages."""
         return env in self.reinforced_envs and (self.envs[env].reward or self.reward) == "train"
 
-    def check_teacher(self, name: str, env: EnvConfig) -> None:
+    def check_teachers(self, name: str, env: EnvConfig) -> None:
         """Raise ValueError unless an environment has something to learn from in each step, and all of it counts."""
-        teacher, field = self.find_teacher(name), "teacher" if env.teacher is None else f"envs.{name}.teacher"
-        first, last = self.warm_start_steps + 1, self.step_count if self.steps is not None else 0
-        if teacher is not None and 0 < last < teacher.first_step:
-            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {last}")
-        if teacher is not None and (teacher.last_step or first) < first:
-            raise ValueError(f"{field}.last_step: {teacher.last_step} is within the warm start of {first - 1} steps")
+        teachers, first = self.find_teachers(name), self.warm_start_steps + 1
+        is_constant = check_windows(teachers, first=first, last=self.step_count if self.steps is not None else 0)
         if self.trains_on_rewards(name):
             return
-        if teacher is None:
+        if not teachers:
             raise ValueError(f"envs.{name}: reward is none and there is no teacher, so nothing trains; set teacher")
-        if teacher.first_step > first or (teacher.last_step or last) < last:
-            raise ValueError(f"{field}: reward is none, so it must count in each step; omit first_step and last_step")
+        field, is_fresh = next(iter(teachers)), not (self.load_checkpoint or self.warm_start)
+        if not is_constant:
+            fix = "a teacher must count in each step; omit first_step and last_step"
+            raise ValueError(f"{field}: reward is none, so {fix}")
+        if is_fresh and all(teacher.is_model(self.model) for teacher in teachers.values()):
+            problem = "it is the model that the run starts from, so nothing trains; set model, checkpoint or prompt"
+            raise ValueError(f"{field}: {problem}")
         if env.advantage is not None:
             raise ValueError(f"envs.{name}.advantage: has no effect, because reward is none; leave out one of them")
 
@@ -314,7 +323,13 @@ class Config(Section):
         supervised = self.envs.keys() - self.reinforced_envs.keys()
         remedies = (
             (self.kl_penalty.coefficient, "kl_reference", "set kl_penalty.coefficient"),
-            (any(map(self.find_teacher, self.envs)), "teacher", "set teacher"),
+            (any(map(self.find_teachers, self.envs)), "teacher", "set teacher"),
+            *((self.find_teachers(env), f"env/{env}/teacher", "set teacher") for env in self.envs),
+            *((self.find_teachers(env), f"eval/{env}/teacher", "set teacher") for env in self.eval.envs),
+            *(
+                (spec.temperature == 1, f"eval/{env}/teacher", f"set eval.envs.{env}.temperature to 1")
+                for env, spec in self.eval.envs.items()
+            ),
             (supervised, "optim/nll", "set source or warm_start"),
             (self.length_penalty.coefficient, "batch/length_penalty", "set length_penalty.coefficient"),
             (self.batch.clip_advantages, "batch/clipped", "set batch.clip_advantages"),

@@ -111,7 +111,9 @@ class EnvConfig(Section):
     reward: RewardUse | None = None
     """`train` or `none`; null for the run's `reward`."""
     teacher: TeacherConfig | None = None
-    """Teacher of this environment; null for the run's `teacher`."""
+    """Teacher of this environment; null for the run's `teacher`, unless `teachers` is set."""
+    teachers: dict[EnvName, TeacherConfig] | None = None
+    """Teachers of this environment by name; null for the run's `teachers`, unless `teacher` is set, and {} for none."""
     curriculum: CurriculumConfig | None = None
     """Choice of tasks by solve rate. Null plays every task once per epoch. It is the default, because solve rates are
     unknown before the run."""

@@ -32,6 +32,7 @@ class Settings(TypedDict, total=False):
     schedule: SectionLike
     reward: Literal["train", "none"]
     teacher: SectionLike
+    teachers: Mapping[str, SectionLike]
     kl_penalty: SectionLike
     length_penalty: SectionLike
     lora: SectionLike

@@ -42,7 +42,8 @@ class SourceConfig(Section):
         BeforeValidator(_as_list, json_schema_input_type=str | list[str] | None),
     ] = None
     """File or list of files of JSON lines. A line has `messages`, and optionally `tools`, in the format of OpenAI's
-    chat API. A message may have `thinking`. A message with `weight: 0` is not trained on."""
+    chat API. A message may have `thinking`. The `weight` of a message multiplies the loss of its
+    tokens; with `weight: 0`, it is not trained on."""
     run: str | None = None
     """Name or directory of a run. Its episodes are trained on token for token, so its tokenizer must be that of the
     model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -67,6 +68,24 @@ class TeacherConfig(Section):
         if self.last_step is not None and self.last_step < self.first_step:
             raise ValueError(f"last_step: {self.last_step} is before first_step, {self.first_step}")
         return self
+
+    def is_model(self, model: str) -> bool:
+        """Return whether the teacher is a model without an adapter or a prompt of its own."""
+        return self.model in (None, model) and self.checkpoint is None and self.prompt is None
+
+
+def check_windows(teachers: Mapping[str, TeacherConfig], *, first: int, last: int) -> bool:
+    """Return whether one of the teachers, by their fields, counts in each step from `first` to `last`, 0 if unknown.
+
+    Raises:
+        ValueError: a teacher counts in no step.
+    """
+    for field, teacher in teachers.items():
+        if 0 < last < teacher.first_step:
+            raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {last}")
+        if (teacher.last_step or first) < first:
+            raise ValueError(f"{field}.last_step: {teacher.last_step} is within the warm start of {first - 1} steps")
+    return any(each.first_step <= first and (each.last_step or last) >= last for each in teachers.values())
 
 
 def _is_sampler_path(path: str) -> bool:

@@ -18,7 +18,7 @@ from rlkit.chat.format import ChatFormat
 from rlkit.config.loading.objects import load_function
 from rlkit.config.schema import Config
 from rlkit.cost.usage import Price
-from rlkit.errors import EnvironmentFault
+from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
 from rlkit.tokenizers.equality import check_source_runs, require_equal_tokenizers
@@ -50,37 +50,41 @@ async def load_references(
     penalty, kl = list[Reference](), config.kl_penalty
     if kl.coefficient:
         path = None if kl.reference == "base" else kl.reference
-        penalty.append(Reference(await _load_score(service, watch, config.model, path), kl.coefficient, kl.discount))
+        score = await _load_score(service, watch, config.model, path, field="kl_penalty.reference")
+        penalty.append(Reference(score, kl.coefficient, kl.discount))
     teachers, references = dict[str, Reference](), dict[str, Sequence[Reference]]()
     for env in (*config.envs, *config.eval.envs):
-        spec, terms = config.find_teacher(env), penalty if env in config.reinforced_envs else []
-        if spec is not None:
-            key = spec.model_dump_json()
-            if key not in teachers:
+        terms = [*penalty] if env in config.reinforced_envs else []
+        for field, spec in config.find_teachers(env).items():
+            if field not in teachers:
                 model = spec.model or config.model
-                await in_thread(partial(require_equal_tokenizers, config, model, field="teacher.model", note=note))
-                teachers[key] = Reference(
-                    await _load_score(service, watch, model, spec.checkpoint, price),
+                await in_thread(partial(require_equal_tokenizers, config, model, field=f"{field}.model", note=note))
+                teachers[field] = Reference(
+                    await _load_score(service, watch, model, spec.checkpoint, price, field=field),
                     spec.weight,
                     spec.discount,
                     is_teacher=True,
+                    name=field.removeprefix(f"envs.{env}.").removeprefix("teacher").removeprefix("s."),
                     clip=spec.clip or math.inf,
                     first_step=spec.first_step,
                     last_step=spec.last_step,
-                    make_context=None if spec.prompt is None else _load_context(spec.prompt, chat),
+                    make_context=None if spec.prompt is None else _load_context(spec.prompt, chat, f"{field}.prompt"),
                 )
-            terms = [*terms, teachers[key]]
+            terms.append(teachers[field])
         if terms:
             references[env] = terms
     return references
 
 
 async def _load_score(
-    service: Service, watch: ServiceWatch, model: str, checkpoint: str | None, price: Price | None = None
+    service: Service, watch: ServiceWatch, model: str, checkpoint: str | None, price: Price | None = None, *, field: str
 ) -> Score:
     """Return a score function that counts the price of a teacher; its tokens are counted with the run's price."""
     load = partial(service.scorer, model=model, checkpoint=checkpoint)
-    compute_score = await watch.call(load, "loading the reference", retry=True)
+    try:
+        compute_score = await watch.call(load, "loading the reference", retry=True)
+    except UsageError as error:
+        raise UsageError(f"{field}: {error}") from error
 
     async def score(prompt: Prompt, last: int) -> Floats:
         logprobs = await watch.call(lambda: compute_score(prompt, last), "scoring by the reference", retry=True)
@@ -91,9 +95,9 @@ async def _load_score(
     return score
 
 
-def _load_context(path: str, chat: ChatFormat) -> Callable[[Sequence[Message]], Prompt]:
+def _load_context(path: str, chat: ChatFormat, field: str) -> Callable[[Sequence[Message]], Prompt]:
     """Return a function from the messages of a prompt to the teacher's prompt, by the user's function at a path."""
-    function = load_function(path, field="teacher.prompt", of="messages")
+    function = load_function(path, field=field, of="messages")
 
     def make_context(messages: Sequence[Message]) -> Prompt:
         try:
@@ -101,8 +105,8 @@ def _load_context(path: str, chat: ChatFormat) -> Callable[[Sequence[Message]], 
             if isinstance(context, list) and context:
                 return chat.render(cast("list[Message]", context))
         except (Exception, SystemExit) as error:  # the user's own code
-            raise EnvironmentFault(f"teacher.prompt: {path} failed: {describe_error(error)}") from error
+            raise EnvironmentFault(f"{field}: {path} failed: {describe_error(error)}") from error
         answer = describe_type(cast("object", context))
-        raise EnvironmentFault(f"teacher.prompt: {path} returned {answer}: it must return a non-empty list of messages")
+        raise EnvironmentFault(f"{field}: {path} returned {answer}: it must return a non-empty list of messages")
 
     return make_context
