@@ -248,6 +248,7 @@ def test_several_teachers_of_an_environment_are_added(byte_model_dir: Path, teac
             checked += 1
     assert checked == 16
     line = result.metrics
+    assert "KL to the teacher" in result.describe_gain()
     assert line["env/talk/teacher/kl"] == pytest.approx(
         (line["env/talk/teacher/strong/kl"] + line["env/talk/teacher/loud/kl"]) / 2
     )

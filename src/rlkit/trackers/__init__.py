@@ -145,11 +145,12 @@ class RunResult:
         return f"{self.name}: {self.status}: {self.describe_gain()}"
 
     def describe_gain(self) -> str:
-        """Describe the reward and the evaluation at the start and at the end, and what the run took."""
+        """Describe reward, evaluation and divergence from a teacher at both ends of the run, and what it took."""
         from rlkit.trackers.rendering import render_gain, render_spending
 
-        rewards = {"reward": self.rewards("env"), "evaluation": self.rewards("eval")}
-        gains = [f"{name} {render_gain(values)}" for name, values in rewards.items() if values]
+        divergences = [metrics["teacher/v1"] for metrics in self._read_metrics() if "teacher/v1" in metrics]
+        curves = {"reward": self.rewards("env"), "evaluation": self.rewards("eval"), "KL to the teacher": divergences}
+        gains = [f"{name} {render_gain(values)}" for name, values in curves.items() if values]
         used = [] if self.spending is None else [render_spending(self.spending)]
         steps = f"{self.steps} step{'s' * (self.steps != 1)}"
         return ", ".join([f"{', '.join(gains)} in {steps}" if gains else steps, *used])
