@@ -70,7 +70,7 @@ def test_data_needs_the_token(client: httpx.Client) -> None:
 def test_other_hosts_and_methods_are_refused(client: httpx.Client) -> None:
     for host in ("example.com", "127.0.0.1.example.com", "example.com:80", ""):
         assert client.get("/api/runs", headers={"Host": host}).status_code == 400
-    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+    for method in ("HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert client.request(method, "/api/runs").status_code == 405
 
 

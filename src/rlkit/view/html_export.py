@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from urllib.parse import quote
 
 from rlkit._util import files
@@ -45,6 +45,8 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
     try:
         if path.exists():
             raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
+        files.make_folder(path.parent)
+        TemporaryFile(dir=path.parent).close()  # fails before the runs are read, which takes long
         return write(path, pages, library.start)
     except OSError as error:
         raise UsageError(f"--html: cannot write to {path}: {error.strerror}") from error
@@ -61,7 +63,6 @@ def _write_file(path: Path, pages: Iterator[tuple[str, str]], start: str) -> Pat
 
 
 def _write_folder(path: Path, pages: Iterator[tuple[str, str]], start: str) -> Path:
-    files.make_folder(path.parent)
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         folder = Path(temporary) / path.name
         for name, data in pages:

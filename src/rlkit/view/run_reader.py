@@ -127,7 +127,7 @@ class RunReader(RecordReader):
         """Return the turns of an episode, the text of its tokens, and what its environment recorded."""
         kind, number = step
         pieces = tables.read_texts(pieces_path(self.path))
-        row = _show_attempt(tables.read_attempts(self._find_table(step), place[0])[place], pieces)
+        row = _show_attempt(tables.read_attempt(self._find_table(step), place), pieces)
         updates = tables.read_updates(update_path(self.path, number)) if kind == "step" and row["final"] else {}
         update = updates.get(row["draw"])
         sequences = None if update is None else [each for each in update.sequences if each.member == row["member"]]

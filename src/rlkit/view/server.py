@@ -22,10 +22,9 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -84,7 +83,6 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
     return Starlette(routes=[data, Mount("/", static)], middleware=[
         Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),  # no page of another site
         Middleware(_add_headers, frame_ancestors=frame_ancestors),
-        Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1),
     ])  # fmt: skip
 
 
@@ -93,6 +91,9 @@ def _add_headers(app: ASGIApp, frame_ancestors: str) -> ASGIApp:
     frame_policy = _FRAME_POLICY + ("" if "none" in frame_ancestors else f" {frame_ancestors}")
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":  # starlette answers HEAD, too
+            await PlainTextResponse("Method Not Allowed", 405)(scope, receive, send)
+            return
         policy = frame_policy if scope["path"] == "/frame.html" else content_security_policy(frame_ancestors)
 
         async def send_headers(message: Message) -> None:

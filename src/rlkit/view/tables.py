@@ -53,13 +53,21 @@ def read_members(path: Path) -> list[Row]:
 
 def read_attempts(path: Path, position: int) -> dict[Place, Row]:
     """Return the attempts of a group with all that is recorded."""
-    table = read_columns(path)
+    table = _read_table(path)
     positions = table.column("position").to_pylist()  # in order
     rows = cast("list[Row]", table.slice(positions.index(position), positions.count(position)).to_pylist())
     return {(position, row["member"], row["attempt"]): row for row in rows}
 
 
+def read_attempt(path: Path, place: Place) -> Row:
+    """Return an attempt of a table with all that is recorded."""
+    table = _read_table(path)
+    places = list(zip(*(table[name].to_pylist() for name in ("position", "member", "attempt")), strict=True))
+    return cast("Row", table.slice(places.index(place), 1).to_pylist()[0])
+
+
 read_texts, read_updates = cache_file(read_pieces), cache_file(read_update)
+_read_table = cache_file(read_columns, files=1)  # for the next episode of the step
 
 
 def read_completions(path: Path) -> Iterator[Row]:

@@ -1,5 +1,5 @@
 /** Draw messages of a conversation: roles, thinking, tool calls and results, images, forced text. */
-import { fold, h, plural, textBlock, textLine } from "rlkit/ui";
+import { fold, h, joinFacts, plural, textBlock, textLine } from "rlkit/ui";
 
 const ROLES = ["system", "user", "assistant", "tool"];
 const MARKED_CHARS = 50_000;
@@ -55,10 +55,12 @@ function cutRuns(runs, start, end) {
 const argumentsText = (call) =>
   typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
 
-/** Return the whole text of messages, for comparisons. */
-export const messagesText = (messages) => messages.map(({ thinking, content, tool_calls: calls = [] }) => {
+/** Return the whole text of messages, with the roles of several, for comparisons. */
+export const messagesText = (messages) => messages.map(({ role, name, thinking, content, tool_calls: calls = [] }) => {
   const text = Array.isArray(content) ? content.map((part) => part.text ?? "[image]").join("\n") : content;
-  return [thinking, text, ...calls.map((call) => `${call.name}(${argumentsText(call)})`)].filter(Boolean).join("\n");
+  const lead = messages.length > 1 && `[${joinFacts([role, name], " ")}]`;
+  return [lead, thinking, text, ...calls.map((call) => `${call.name}(${argumentsText(call)})`)]
+    .filter(Boolean).join("\n");
 }).join("\n\n");
 
 /** Draw an image from a data URI; anything else is shown as text, because the page loads nothing from elsewhere. */

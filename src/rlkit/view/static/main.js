@@ -140,4 +140,5 @@ if (!isExport) {
   pollForever();
   document.addEventListener("visibilitychange", poll);
 }
-showPage();
+// The first page is drawn; now load what the others need, so that they open at once.
+showPage().then(() => Promise.allSettled(Object.keys(PAGES).map((name) => import(`rlkit/pages/${name}`))));

@@ -10,6 +10,7 @@ const SURPRISE_NATS = [0.1, 0.5, 1, 2, 4];
 const GAP_NATS = [0.01, 0.05, 0.2, 0.5];
 const SURPRISES = ["s0", "s1", "s2", "s3", "s4", "s5"];
 const DIVERGING = ["n4", "n3", "n2", "n1", "zero", "p1", "p2", "p3", "p4"];
+const SPAN = document.createElement("span");
 const HINT = "Point at a token, or focus the text and press ← or →.";
 
 /** What tokens can be coloured by: [key, label]. */
@@ -43,16 +44,20 @@ function turnTokens(episode, turn) {
 }
 
 function addTexts(tokens, { pieces, special }) {
-  const specials = new Set([...special, IMAGE]);
-  const decoder = new TextDecoder();
+  const [specials, decoder, shown] = [new Set([...special, IMAGE]), new TextDecoder(), new Map()];
+  let isOpen = false; // a character may lack its end
   for (const token of tokens) {
     const piece = pieces[token.id] ?? nameToken(token);
     const isBytes = Array.isArray(piece);
-    if (!isBytes) decoder.decode(); // forgets a character without its end
+    if (isOpen && !isBytes) decoder.decode(); // forgets it
+    isOpen = isBytes;
     // Bytes of a character: the last token has the character as its text, the others have none.
     token.text = isBytes ? decoder.decode(Uint8Array.from(piece), { stream: true }).replaceAll("\ufffd", "") : piece;
     token.piece = isBytes ? piece.map((byte) => `‹${byte.toString(16).padStart(2, "0")}›`).join("") : piece;
     token.isSpecial = specials.has(token.id);
+    const whole = token.text || token.piece;
+    if (!shown.has(whole)) shown.set(whole, showText(whole)); // most pieces occur often
+    token.shown = shown.get(whole);
   }
 }
 
@@ -109,11 +114,15 @@ export function drawTokens(episode, drawHead, colouring) {
   return { node: [bar, text], colour };
 }
 
-function drawSpan({ text, piece }) {
-  const whole = text || piece;
+function showText(whole) {
   const short = whole.length > MAX_PIECE_CHARS ? `${whole.slice(0, MAX_PIECE_CHARS)}…` : whole;
-  const shown = short.replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›";
-  return Object.assign(document.createElement("span"), { textContent: markInvisible(shown) }); // faster than h()
+  return markInvisible(short.replaceAll("\n", "↵\n").replaceAll("\t", "→\t") || "‹empty›");
+}
+
+function drawSpan({ shown }) {
+  const span = SPAN.cloneNode(); // faster than h()
+  span.textContent = shown;
+  return span;
 }
 
 /** Return the spans of tokens in chunks, which end with a line if they can. */

@@ -22,7 +22,8 @@ export default async function showStep([, id, kind, step], query) {
   const page = await loadPage(id, query, path);
   const at = (...parts) => runHash(id, kind, ...parts);
   const state = Object.assign(page, { kind, text: "", matches: null, at: (...parts) => at(step, ...parts) });
-  const list = makeList(`Groups of ${kind} ${step}`, HEADS, (group) => drawGroup(state, group));
+  const heads = kind === "step" ? HEADS : HEADS.slice(0, -1); // an evaluation teaches nothing
+  const list = makeList(`Groups of ${kind} ${step}`, heads, (group) => drawGroup(state, group));
   const summary = h("p.lead", { role: "status" });
   const picker = selectBox([], step, (number) => (location.hash = at(number)));
   const draw = async () => {
@@ -46,11 +47,11 @@ export default async function showStep([, id, kind, step], query) {
   const place = stepPlace(kind, step);
   const head = pageHead(place[0], summary, field("Go to", picker));
   const legend = Object.entries(LEGEND).map(([name, label]) => h("span", { class: `chip ${name}` }, label));
-  const content = [head, drawFilters(page.data[0].groups, query), list.node, h("p.chips", legend)];
+  const content = [head, drawFilters(page.data[0].groups, query, kind), list.node, h("p.chips", legend)];
   return makeRunView(page, kind, [place], content, draw, { redraw });
 }
 
-function drawFilters(groups, query) {
+function drawFilters(groups, query, kind) {
   const note = h("p.sub", "Search in replies needs the server.");
   const number = { type: "number", step: "any" };
   return h("form.toolbar.filters", { onsubmit: (event) => event.preventDefault(), "aria-label": "Filters" },
@@ -58,7 +59,8 @@ function drawFilters(groups, query) {
     envControl(groups, query), choiceControl("Status", "status", STATUSES, query),
     textControl("Reward from", "low", query, number), textControl("to", "high", query, number),
     choiceControl("Sort", "sort", SORTS, query), checkControl("Mixed", "mixed", query),
-    checkControl("Cut at a limit", "cut", query), checkControl("Taught", "taught", query));
+    checkControl("Cut at a limit", "cut", query),
+    kind === "step" && checkControl("Taught", "taught", query));
 }
 
 /** Return the failed members, each worth a thousand failed attempts that were repeated. */
@@ -118,6 +120,6 @@ function drawGroup({ kind, at, query, matches, range }, group) {
       h("div.sub", textLine(env), retried), snippets,
       failure && h("div.sub.bad", textLine(failure.error, 140))),
     h("div.chips", chips), [formatReward(meanReward(members)), "num"],
-    [formatCount(countTokens(group)), "num"], kind === "step" ? taught : "–",
+    [formatCount(countTokens(group)), "num"], ...(kind === "step" ? [taught] : []),
   ]);
 }
