@@ -32,10 +32,12 @@ def exit_code_of(error: BaseException, *, json: bool = False, debug: bool = Fals
         (RunFailed("steps: too few"), 1),
         (ServiceError("steps: too few"), 1),
         (BudgetReached("steps: too few"), 4),
+        (OSError(errno.ENAMETOOLONG, "steps: too few"), 2),
+        (OSError(errno.ENOSPC, "steps: too few"), 1),
     ],
 )
 def test_an_error_is_one_line_and_the_exit_code_of_its_class(
-    error: RlkitError, code: int, capsys: pytest.CaptureFixture[str]
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code_of(error) == code
     captured = capsys.readouterr()

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -259,6 +260,24 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, name: str, monkeypa
     with pytest.raises(UsageError, match=f"cannot write to .*{name}: No space left"):
         export_html(Library([tmp_path / "runs"]), tmp_path / name)
     assert written
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_an_export_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "run")
+    metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
+    metrics.unlink()
+    os.mkfifo(metrics)  # it keeps the export waiting
+    command = [sys.executable, "-m", "rlkit", "view", str(tmp_path / "runs"), "--html", str(tmp_path / "out")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline_s = time.monotonic() + HANG_S
+        while not list(tmp_path.glob(".out.*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        process.terminate()
+        _, stderr = process.communicate(timeout=HANG_S)
+    assert (process.returncode, stderr.splitlines()[-1]) == (130, "interrupted")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 

@@ -21,7 +21,7 @@ import typer
 
 from rlkit._util.redaction import redact
 from rlkit.cli.common.output import Output, rlkit_version
-from rlkit.errors import RlkitError
+from rlkit.errors import RlkitError, UsageError
 
 FAILED = 1
 MISSING = 3
@@ -103,7 +103,8 @@ def _report(error: BaseException, output: Output, *, debug: bool) -> int:
     if isinstance(error, RlkitError):
         code, message = error.exit_code, str(error)
     elif isinstance(error, OSError) and error.errno in _DISK_ERRORS | _PATH_ERRORS:
-        code, message = FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
+        code = UsageError.exit_code if error.errno == errno.ENAMETOOLONG else FAILED
+        message = f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
     else:
         trace = "" if debug else f"; the traceback is in {_save_traceback(error, output)}"
         text = " ".join(str(error).split())
