@@ -290,7 +290,7 @@ OPTIONAL = {
     "sampling": {"max_tokens": 6, "budget_forcing": {"context_window_tokens": 400, "phrase": "so"}},
     "loss": {"name": "ppo"},
     "kl_penalty": {"coefficient": 0.01},
-    "teacher": {"weight": 0.5},
+    "teachers": {"own": {"weight": 0.5}},
     "prices": {"prefill": 1.0, "sample": 2.0, "train": 3.0},
     "envs": {
         "words": {"curriculum": {"name": "filter"}},
@@ -320,7 +320,8 @@ def read_documented_keys(*sections: str) -> set[str]:
 def to_documented_key(key: str) -> str:
     """Replace the variable parts of a key by the placeholders of the page."""
     key = re.sub(r"pass_at_\d+", "pass_at_<k>", re.sub("^env/(all|words|chats|warm_start)/", "env/<name>/", key))
-    return re.sub("^service/.*", "service/<name>", key).replace("/spoken", "/<metric>")
+    key = re.sub("^service/.*", "service/<name>", key).replace("/spoken", "/<metric>")
+    return key.replace("/teacher/own/", "/teacher/<teacher>/")
 
 
 def test_documented_metrics_are_exactly_the_metrics_of_a_step(tmp_path: Path) -> None:

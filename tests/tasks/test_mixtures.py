@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -97,8 +98,8 @@ def test_each_environment_of_a_mixture_uses_its_own_settings_and_metrics(
         temperatures[text.partition("-")[0]].add(params.temperature)
         return sample(self, prompt, num_samples, params)
 
-    async def record_group(self: Preparation, group: Group) -> PreparedGroup:
-        prepared = await prepare(self, group)
+    async def record_group(self: Preparation, group: Group, *more: Any) -> PreparedGroup:
+        prepared = await prepare(self, group, *more)
         advantages[group.draw] = [float(row[0]) for row in prepared.advantages]
         return prepared
 
