@@ -1,7 +1,7 @@
 """Static pages of runs: a file or a folder that opens from the disk, without a server.
 
 Invariant: an export holds the same data as the server gives for each page and for each file of a trial, except searches
-in replies, and loads nothing from elsewhere. An export that fails leaves nothing behind.
+in replies, and loads nothing from elsewhere. An export that fails leaves no page behind.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def export_html(library: Library, path: Path, *, note: Callable[[str], None] = l
     try:
         if path.exists():
             raise UsageError(f"--html: {path} exists already: choose another path, or remove it")
-        files.make_folder(path.parent)
-        TemporaryFile(dir=path.parent).close()  # fails before the runs are read, which takes long
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        TemporaryFile(dir=folder).close()  # fails before the runs are read, which takes long
         return write(path, pages, library.start)
     except OSError as error:
         raise UsageError(f"--html: cannot write to {path}: {error.strerror}") from error
@@ -63,6 +63,7 @@ def _write_file(path: Path, pages: Iterator[tuple[str, str]], start: str) -> Pat
 
 
 def _write_folder(path: Path, pages: Iterator[tuple[str, str]], start: str) -> Path:
+    files.make_folder(path.parent)
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         folder = Path(temporary) / path.name
         for name, data in pages:

@@ -79,21 +79,19 @@ def make_app(library: Library, token: str, *, frame_ancestors: str = "'none'") -
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type="application/json")
 
-    data, static = Route("/api/{path:path}", give_data, methods=["GET"]), StaticFiles(directory=STATIC, html=True)
+    data, static = Route("/api/{path:path}", give_data), StaticFiles(directory=STATIC, html=True)
     return Starlette(routes=[data, Mount("/", static)], middleware=[
         Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),  # no page of another site
-        Middleware(_add_headers, frame_ancestors=frame_ancestors),
+        Middleware(_guard_app, frame_ancestors=frame_ancestors),
     ])  # fmt: skip
 
 
-def _add_headers(app: ASGIApp, frame_ancestors: str) -> ASGIApp:
+def _guard_app(app: ASGIApp, frame_ancestors: str) -> ASGIApp:
+    """Return the application with the headers of each answer, and without answers to other methods than GET."""
     # Starlette's own base class of such a wrapper raises an error if the browser leaves before the answer.
     frame_policy = _FRAME_POLICY + ("" if "none" in frame_ancestors else f" {frame_ancestors}")
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "GET":  # starlette answers HEAD, too
-            await PlainTextResponse("Method Not Allowed", 405)(scope, receive, send)
-            return
         policy = frame_policy if scope["path"] == "/frame.html" else content_security_policy(frame_ancestors)
 
         async def send_headers(message: Message) -> None:
@@ -101,7 +99,9 @@ def _add_headers(app: ASGIApp, frame_ancestors: str) -> ASGIApp:
                 MutableHeaders(scope=message).update({"Content-Security-Policy": policy, **_HEADERS})
             await send(message)
 
-        await app(scope, receive, send_headers)
+        is_get = scope["method"] == "GET"  # starlette answers HEAD, too
+        refusal = PlainTextResponse("Method Not Allowed", 405, {"Allow": "GET"})
+        await (app if is_get else refusal)(scope, receive, send_headers)
 
     return respond
 

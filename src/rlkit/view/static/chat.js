@@ -55,10 +55,11 @@ function cutRuns(runs, start, end) {
 const argumentsText = (call) =>
   typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments, null, 2);
 
-/** Return the whole text of messages, with the roles of several, for comparisons. */
-export const messagesText = (messages) => messages.map(({ role, name, thinking, content, tool_calls: calls = [] }) => {
+/** Return the whole text of messages, with their roles if asked for, for comparisons. */
+export const messagesText = (messages, hasRoles) => messages.map((message) => {
+  const { role, name, thinking, content, tool_calls: calls = [] } = message;
   const text = Array.isArray(content) ? content.map((part) => part.text ?? "[image]").join("\n") : content;
-  const lead = messages.length > 1 && `[${joinFacts([role, name], " ")}]`;
+  const lead = hasRoles && `[${joinFacts([role, name], " ")}]`;
   return [lead, thinking, text, ...calls.map((call) => `${call.name}(${argumentsText(call)})`)]
     .filter(Boolean).join("\n");
 }).join("\n\n");

@@ -112,7 +112,8 @@ function makePicker(replies, graded) {
 function drawDifference(replies, diff) {
   const pair = diff.split(",").map((key) => replies.find((reply) => reply.key === key));
   if (pair.length !== 2 || !pair.every(Boolean)) return [emptyNote("These replies are not in the group.")];
-  const sides = diffTexts(messagesText(pair[0].messages), messagesText(pair[1].messages));
+  const hasRoles = pair.some(({ messages }) => messages.length > 1);
+  const sides = diffTexts(...pair.map(({ messages }) => messagesText(messages, hasRoles)));
   if (!sides) return [emptyNote("The two replies are too long to compare.")];
   return pair.map((reply, index) => {
     const chip = h("span.chip", formatReward(reply.facts.reward));

@@ -81,11 +81,11 @@ function memberMatcher({ status, low, high, cut }) {
     && (!cut || member.cut || member.status === "truncated");
 }
 
-function filterGroups({ data: [{ groups }], query, matches }) {
+function filterGroups({ kind, data: [{ groups }], query, matches }) {
   const matchesMember = memberMatcher(query);
   const isMatch = wordMatcher(query.task);
   return groups.filter((group) => (!query.env || group.env === query.env) && (!query.mixed || isMixed(group))
-    && (!query.taught || group.taught) && isMatch(`${group.env} ${group.task}`)
+    && (!query.taught || kind !== "step" || group.taught) && isMatch(`${group.env} ${group.task}`)
     && (!matches || matches.has(group.position)) && group.members.some(matchesMember));
 }
 
