@@ -96,8 +96,8 @@ class Preparation:
             self._request(episode, [reference for reference in references if (episode.member, reference) not in early])
             for episode in episodes
         )
-        known = {**early, **{pair: drifts for answers in late for pair, drifts in answers.items()}}
-        rows = [[row for e in episodes for row in known[e.member, reference]] for reference in references]
+        answers = {**early, **{pair: drifts for answer in late for pair, drifts in answer.items()}}
+        rows = [[row for e in episodes for row in answers[e.member, reference]] for reference in references]
         return self._finish(draft, tuple(zip(references, rows, strict=True)))
 
     async def ask_references(self, env: str, episode: Episode) -> EpisodeDrifts:
