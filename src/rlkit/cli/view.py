@@ -40,7 +40,7 @@ def view(
     if html is not None:
         from rlkit.view.html_export import export_html
 
-        # The first signal is a KeyboardInterrupt, so that an export that is stopped leaves nothing behind.
+        # The first signal is a KeyboardInterrupt, so that an export that is stopped leaves no page behind.
         with graceful_shutdown(lambda: None, output.note, message="stopping", is_ready=lambda: False):
             written = export_html(library, html, note=output.note)
         output.result({"html": str(written)}, f"open {written}")

@@ -133,6 +133,18 @@ def test_a_group_shows_replies_by_advantage_and_their_differences(visit: Visit, 
     visit.check()
 
 
+def test_differences_of_replies_with_several_messages_show_their_roles(visit: Visit, runs: Path) -> None:
+    step, row = find_episode(runs, "shop", status="completed", reward=1.0)
+    visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
+    visit.page.get_by_role("button", name="Best against worst").click()
+    visit.wait_for_hash("diff=")
+    texts = visit.texts(".column")
+    assert len(texts) == 2
+    assert all("[assistant]" in text for text in texts)
+    assert any("[tool search]" in text for text in texts)
+    visit.check()
+
+
 def test_a_group_shows_where_a_reply_forks(visit: Visit, runs: Path) -> None:
     step, row = find_episode(runs, "shop", status="completed", reward=1.0)
     visit.open(f"#/run/shop/step/{step}/group/{row['position']}")
@@ -465,6 +477,9 @@ def test_evaluations_show_scores_with_intervals_labels_and_tasks(visit: Visit, r
         assert f"{10 * number + 7} + 25" in text
     visit.page.get_by_role("link", name="all groups").click()
     visit.wait_for_hash("evaluation/12")
+    assert len(visit.rows()) == 6
+    assert "Taught" not in visit.text()  # an evaluation teaches nothing, so a filter of a step does not count
+    visit.open("#/run/shop/evaluation/12?taught=1")
     assert len(visit.rows()) == 6
     visit.page.locator("a.row-link").first.click()
     visit.wait_for_hash("evaluation/12/group")
