@@ -6,7 +6,9 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,12 +36,13 @@ logging.getLogger("tinker.lib.internal_client_holder").addFilter(
 # Trackio reads it when it is imported, whichever test that does: none may write among the user's own.
 os.environ["TRACKIO_DIR"] = str(Path(tempfile.gettempdir()) / f"rlkit-tests-{os.getuid()}" / "trackio")
 
+_NUMBERS = count()
+
 
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test reads or writes the user's runs, nor finds the user's credentials."""
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("RLKIT_RUNS_DIR", str(home / "runs"))
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path_factory.getbasetemp() / f"runs-{next(_NUMBERS)}"))
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "RLKIT_ENGINE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
@@ -48,11 +51,20 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     yield
 
 
+def find_third(item: pytest.Item) -> int:
+    """Return which third of the tests marked `rotated` a test belongs to."""
+    return crc32(item.nodeid.encode()) % 3
+
+
 INSTALLING_FILES = {"test_openenv.py", "test_verifiers.py", "test_verifiers_env.py"}
 """Files whose slow tests install large packages, which takes minutes each: `RLKIT_TEST_INSTALLS=1` runs them."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (third := os.environ.get("RLKIT_TEST_THIRD")) is not None:
+        others = {item for item in items if item.get_closest_marker("rotated") and find_third(item) != int(third)}
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=list(others))
     if os.environ.get("RLKIT_TEST_INSTALLS"):
         return
     for item in items:
