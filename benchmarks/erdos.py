@@ -5,7 +5,8 @@
     python benchmarks/erdos.py --from FILE.json --seeds 0 1        basin hopping from it, one process for each seed
     python benchmarks/erdos.py --processes 2 [--ray]               one search in two processes, here or on a Ray cluster
 
-Each line is an improvement. The best construction is verified, and certified in exact arithmetic; `--save` writes it.
+Each line is an improvement. The best construction is verified, and certified in exact arithmetic. `--save` writes each
+that is better than the file's, so that a search that is stopped loses nothing, and `--from` continues from it.
 With as many processes as processors, processor seconds are about the seconds of a clock.
 """
 
@@ -37,8 +38,14 @@ def proven(h: Heights) -> str:
     return Erdos().certificate(verified.construction).claim
 
 
-def report_from_process(cpu_s: float, h: Heights) -> None:
-    print(f"process {os.getpid()} {cpu_s:7.1f} s  n = {len(h):4}  C5 = {c5(h):.10f}", flush=True)
+def save_better(path: Path | None, h: Heights) -> None:
+    if path and (not path.exists() or c5(h) < c5(np.array(json.loads(path.read_text())["values"]))):
+        files.write_text(path, json.dumps({"values": h.tolist()}))
+
+
+def report_improvement(cpu_s: float, h: Heights, *, search: str = "", save: Path | None) -> None:
+    print(f"{search or f'process {os.getpid()}'} {cpu_s:7.1f} s  n = {len(h):4}  C5 = {c5(h):.10f}", flush=True)
+    save_better(save, h)
 
 
 def open_processes(count: int, *, ray: bool) -> AbstractContextManager[Any]:
@@ -50,12 +57,12 @@ def open_processes(count: int, *, ray: bool) -> AbstractContextManager[Any]:
     return Pool(count)  # of the cluster at RAY_ADDRESS, or of one that Ray starts here
 
 
-def run_search(seed: int, seconds: float, start: Heights | None) -> Heights:
+def run_search(seed: int, seconds: float, start: Heights | None, save: Path | None) -> Heights:
     reached = list[tuple[float, float]]()
 
     def report(cpu_s: float, h: Heights) -> None:
         reached.append((cpu_s, c5(h)))
-        print(f"seed {seed} {cpu_s:7.1f} s  n = {len(h):4}  C5 = {c5(h):.10f}", flush=True)
+        report_improvement(cpu_s, h, search=f"seed {seed}", save=save)
 
     best = search(seed, seconds, starts=[] if start is None else [start], on_best=report)
     for mark in (mark_s for mark_s in MARKS_S if mark_s <= seconds):
@@ -116,11 +123,12 @@ if __name__ == "__main__":
         with open_processes(options.processes or len(seeds), ray=options.ray) as pool:
             if options.processes:
                 count = options.processes
-                found = search(
-                    seeds[0], options.seconds, starts=starts, on_best=report_from_process, processes=count, run=pool.map
-                )
+                report = partial(report_improvement, save=options.save)
+                found = search(seeds[0], options.seconds, starts=starts, on_best=report, processes=count, run=pool.map)
             else:
-                found = min(pool.map(partial(run_search, seconds=options.seconds, start=origin), seeds), key=c5)
+                found = min(
+                    pool.map(partial(run_search, seconds=options.seconds, start=origin, save=options.save), seeds),
+                    key=c5,
+                )
         print(f"best: {proven(found)}")
-        if options.save:
-            files.write_text(options.save, json.dumps({"values": found.tolist()}))
+        save_better(options.save, found)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlkit.envs.discovery.problem import PUBLISHED, Construction, VerifiedConstruction, load_published
-from rlkit.envs.discovery.problems.erdos import Erdos, certify_c5
+from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.envs.discovery.verification import verify_witness
 from tests.envs.discovery.test_archive import Number
@@ -74,7 +74,7 @@ def test_each_format_is_read(write_file: str, tmp_path: Path) -> None:
                 "solution": {"problem_id": 1, "solution": {"values": h.tolist()}},
             }
             write(path, forms[write_file])
-    assert verify_witness("erdos", path).exact == certify_c5(h)[0]
+    assert verify_witness("erdos", path).exact == Erdos().compute_exactly(h)[0]
 
 
 def test_circles_are_read_from_rows(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_integers_over_a_power_of_two_are_exact(rlkit: Callable[..., Any], tmp_p
     overlap = max(sum(exact[i + m] * (1 - exact[i]) for i in range(128) if 0 <= i + m < 128) for m in range(-127, 128))
     verification = verify_witness("erdos", path)
     assert verification.exact == overlap * Fraction(2, 128)
-    assert verification.exact != certify_c5(np.array(exact, np.float64))[0]
+    assert verification.exact != Erdos().compute_exactly(np.array(exact, np.float64))[0]
     assert verification.normalisation == ""
     output = rlkit("verify", "erdos", path, "--no-draw").stdout
     assert "128 exact values" in output
@@ -206,7 +206,7 @@ def test_a_hostile_file_is_one_line(name: str, rlkit: Callable[..., Any], tmp_pa
 def test_negative_zeros_and_denormals_among_heights_are_exact(tmp_path: Path) -> None:
     path = write(tmp_path / "h.json", [-0.0, 5e-324, 1.0, 1.0])
     verification = verify_witness("erdos", path)
-    assert verification.exact == certify_c5([Fraction(0), Fraction(5e-324), Fraction(1), Fraction(1)])[0]
+    assert verification.exact == Erdos().compute_exactly([Fraction(0), Fraction(5e-324), Fraction(1), Fraction(1)])[0]
 
 
 def test_an_exponent_of_two_thousand_is_certified(rlkit: Callable[..., Any], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rlkit.envs.discovery.problems.autocorrelation import (
     convolve,
 )
 from rlkit.envs.discovery.problems.autocorrelation_steps import Objective, compute_value
-from rlkit.envs.discovery.problems.erdos import Erdos, certify_c5, overlaps
+from rlkit.envs.discovery.problems.erdos import Erdos, overlaps
 from rlkit.envs.discovery.problems.exact import convolve as convolve_exactly
 from rlkit.envs.discovery.problems.exact import format_decimals
 from rlkit.envs.discovery.problems.packing import CirclePacking
@@ -107,7 +107,7 @@ def brute_force(h: list[Fraction], shift: Fraction) -> Fraction:
 def test_no_real_shift_overlaps_more_than_the_exact_value(eighths: list[int], shift: Fraction) -> None:
     # a function and its complement, side by side, sum to half of their number
     h = [Fraction(e, 8) for e in eighths] + [1 - Fraction(e, 8) for e in eighths]
-    exact = certify_c5(np.array([float(step_shift) for step_shift in h]))[0]
+    exact = Erdos().compute_exactly(np.array([float(step_shift) for step_shift in h]))[0]
     assert brute_force(h, shift) <= exact
     steps = [Fraction(2 * m, len(h)) for m in range(-len(h), len(h) + 1)]
     assert max(brute_force(h, step_shift) for step_shift in steps) == exact
@@ -124,7 +124,7 @@ def test_a_verified_construction_is_rescaled_and_agrees_with_its_certificate(hei
     h = verified.construction
     assert 0 <= h.min() <= h.max() <= 1
     assert h.sum() == pytest.approx(len(h) / 2)
-    assert float(certify_c5(h)[0]) == pytest.approx(verified.value, abs=1e-15)
+    assert float(Erdos().compute_exactly(h)[0]) == pytest.approx(verified.value, abs=1e-15)
     again = Erdos().verify(h)
     assert hash_construction(again.construction) == hash_construction(h)  # or the same would be archived twice
     assert again.value == verified.value
@@ -142,7 +142,7 @@ def test_rounding_tolerance_gives_no_better_value(name: str, more: float, past: 
         assert "after rescaling" in str(error)
         return
     assert not Erdos().is_better(verified.value, known_value)
-    assert float(certify_c5(verified.construction)[0]) == pytest.approx(verified.value, abs=1e-15)
+    assert float(Erdos().compute_exactly(verified.construction)[0]) == pytest.approx(verified.value, abs=1e-15)
 
 
 ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12, 0.5, 1.0, 1 + 1e-12, 1e300, 1.7e308])
@@ -206,7 +206,7 @@ def test_a_height_above_one_by_rounding_is_moved_toward_a_half() -> None:
     h = np.array([1 + 1e-13, 0.0, 1.0, 0.0])
     verified = Erdos().verify(h)
     assert verified.construction.max() <= 1
-    assert certify_c5(h)[0] > 0
+    assert Erdos().compute_exactly(h)[0] > 0
 
 
 def test_a_wrong_number_of_pieces_can_be_rejected() -> None:
@@ -226,7 +226,7 @@ def test_fast_and_plain_overlaps_agree(count: int) -> None:
 
 def test_splitting_pieces_preserves_the_exact_value() -> None:
     h = Erdos().verify(load_published("erdos_haugland_2016")).construction
-    assert certify_c5(np.repeat(h, 3))[0] == certify_c5(h)[0]
+    assert Erdos().compute_exactly(np.repeat(h, 3))[0] == Erdos().compute_exactly(h)[0]
 
 
 @settings(max_examples=50)

@@ -220,7 +220,7 @@ def test_each_long_phase_of_a_run_reports_its_activity(
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{DEFAULT_MODEL} is not in the cache: a run with it puts it there")
 def test_the_documented_command_scores_with_the_real_model(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rlkit", "train", "examples/erdos_small.yaml", "--name", "small"]
-    values = ["steps=2", "batch.groups=1", "service.engine_device=cpu"]
+    values = ["steps=1", "batch.groups=1", "batch.group_size=4", "service.engine_device=cpu"]
     environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}
     done = subprocess.run([*command, *values], env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

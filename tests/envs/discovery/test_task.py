@@ -18,12 +18,12 @@ from rlkit.chat.renderers import chat_format
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.objects import load_envs
 from rlkit.config.schema import EnvConfig
-from rlkit.envs.discovery import PROBLEMS, discovery, runners
-from rlkit.envs.discovery.prompts import ProgramTerms, extract_code
+from rlkit.envs.discovery import PROBLEMS, discovery, settings
+from rlkit.envs.discovery.prompts import extract_code
 from rlkit.envs.discovery.records import read_records
-from rlkit.envs.discovery.runners import RunnerChoice
+from rlkit.envs.discovery.settings import PlaySettings
 from rlkit.envs.discovery.source import Discovery
-from rlkit.envs.discovery.task import ConstructionProblem, PlaySettings
+from rlkit.envs.discovery.task import ConstructionProblem
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.sandbox.runners.fork_server import ForkServer
 from rlkit.sandbox.runners.programs import ProgramLimits
@@ -366,7 +366,7 @@ def test_waiting_for_other_programs_does_not_count_as_rollout_time(task: Constru
 
     async def main() -> tuple[list[float], float]:
         limits = ProgramLimits(timeout_s=0.8, memory_bytes=512 * MIB)
-        play = replace(task.play, terms=ProgramTerms(limits), runner=replace(task.play.runner, workers=1))
+        play = replace(task.play, limits=limits, workers=1)
         alone = replace(task, play=play)
         await alone.rollout(ScriptedPolicy([slow]))  # the server is there from now on
 
@@ -388,8 +388,8 @@ def test_waiting_for_other_programs_does_not_count_as_rollout_time(task: Constru
 def test_a_run_fails_before_sampling_if_programs_cannot_be_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runners, "ForkServer", partial(ForkServer, layers=("environment", "session")))
-    bare = Discovery(search().archive, replace(PlaySettings(), runner=RunnerChoice(min_isolation="limits")))
+    monkeypatch.setattr(settings, "ForkServer", partial(ForkServer, layers=("environment", "session")))
+    bare = Discovery(search().archive, PlaySettings(min_isolation="limits"))
     tasks = Mixture({"erdos": bare}, weights={"erdos": 1.0}, seed=0)
     with pytest.raises(MissingError, match="isolation 'none', below min_isolation 'limits'"):
         tasks.set_folder(tmp_path)

@@ -86,10 +86,8 @@ def discovery(
         UsageError: the problem does not exist, or an argument is invalid.
         MissingError: SciPy is required for `polish_s` and not installed.
     """
-    from rlkit.envs.discovery.prompts import ProgramTerms
-    from rlkit.envs.discovery.runners import RunnerChoice
+    from rlkit.envs.discovery.settings import PlaySettings
     from rlkit.envs.discovery.source import Discovery, make_archive
-    from rlkit.envs.discovery.task import PlaySettings
     from rlkit.sandbox.runners.programs import ProgramLimits
     from rlkit.sandbox.spec import MIB
 
@@ -101,9 +99,9 @@ def discovery(
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
     if prompt and prompt.get("record") and not mathematics.published:
         raise UsageError(f"prompt.record: {mathematics.name} has no published value; leave it out")
-    terms = ProgramTerms(limits, helpers, **(prompt or {}))
     _report(archive, min_isolation, note)
-    return Discovery(archive, PlaySettings(terms, RunnerChoice(workers, cpus, min_isolation, preload), polish_s))
+    play = PlaySettings(limits, helpers, polish_s, workers, min_isolation, preload, **(prompt or {}))
+    return Discovery(archive, play)
 
 
 def _has_scipy(problem: Problem, polish_s: float) -> bool:

@@ -47,7 +47,6 @@ class _Node:
     """State with the results of its expansions."""
 
     state: State
-    seed: bool
     expansions: int = 0  # expansions of the state and of its descendants
     best_child: float | None = None  # best score of its children
 
@@ -69,10 +68,10 @@ class Archive:
     _values: dict[str, float] = field(default_factory=dict[str, float])
     _running: list[str] = field(default_factory=list[str])
 
-    def plant(self, states: Sequence[State], *, seed: bool = True) -> None:
-        """Add the initial states, or others that are new."""
+    def plant(self, states: Sequence[State]) -> None:
+        """Add states that are new; those without a parent are initial states."""
         for state in states:
-            self._nodes.setdefault(state.id, _Node(state, seed))
+            self._nodes.setdefault(state.id, _Node(state))
             self._parents.setdefault(state.id, state.parent)
             self._values[state.id] = state.value
 
@@ -85,7 +84,7 @@ class Archive:
                 verified = self.problem.verify(self.problem.start(rng))
                 state = State(verified.construction, verified.value)
             case "fixed":
-                seeds = [node.state for node in self._nodes.values() if node.seed]
+                seeds = [node.state for node in self._nodes.values() if node.state.parent is None]
                 state = seeds[(self.choices - 1) % len(seeds)]
             case "epsilon_greedy":
                 states = self.states
@@ -105,7 +104,7 @@ class Archive:
         if parent in self._nodes and children:
             node, scores = self._nodes[parent], [self.score(child) for child in children]
             node.best_child = max(scores if node.best_child is None else [node.best_child, *scores])
-        self.plant(children, seed=False)
+        self.plant(children)
         self._trim(parent)
 
     def lineage(self, name: str) -> list[str]:
@@ -127,7 +126,7 @@ class Archive:
     @property
     def states(self) -> list[State]:
         """Kept states, best first."""
-        return [self._nodes[name].state for name in self._rank()]
+        return [node.state for _, node in self._rank()]
 
     @property
     def best(self) -> State:
@@ -148,10 +147,10 @@ class Archive:
 
     def state_dict(self) -> dict[str, Json]:
         """Return the archive as JSON."""
-        nodes: list[Json] = [
-            {**node.state.to_json(), "seed": node.seed, "expansions": node.expansions, "best_child": node.best_child}
-            for node in self._nodes.values()
-        ]
+        nodes = list[Json]()
+        for node in self._nodes.values():
+            results = {"expansions": node.expansions, "best_child": node.best_child}
+            nodes.append({**node.state.to_json(), "seed": node.state.parent is None, **results})
         return {
             "problem": self.problem.name,
             "reuse": self.rule.name,
@@ -175,16 +174,16 @@ class Archive:
         self._nodes = {}
         for node in cast("Sequence[Mapping[str, Json]]", state["nodes"]):
             loaded, best_child = State.from_json(node), cast("float | None", node["best_child"])
-            self._nodes[loaded.id] = _Node(loaded, bool(node["seed"]), cast("int", node["expansions"]), best_child)
+            self._nodes[loaded.id] = _Node(loaded, cast("int", node["expansions"]), best_child)
 
     def _trim(self, parent: str) -> None:
         """Drop states beyond the size; keep the initial states, except with `epsilon_greedy`."""
         is_puct, is_fixed = self.rule.name == "puct", self.rule.name in ("fixed", "none")
         if is_puct:
-            children = [name for name in self._rank() if self._nodes[name].state.parent == parent]
+            children = [name for name, node in self._rank() if node.state.parent == parent]
             for name in children[MAX_CHILDREN:]:
                 del self._nodes[name]
-        removable = [name for name in self._rank() if not (self._nodes[name].seed and (is_puct or is_fixed))]
+        removable = [name for name, node in self._rank() if not ((is_puct or is_fixed) and node.state.parent is None)]
         for name in removable[1 if is_fixed else self.rule.size :]:
             del self._nodes[name]
         # Only kept and running states, and their ancestors.
@@ -195,9 +194,9 @@ class Archive:
     def _list_relatives(self, names: Iterable[str]) -> Mapping[str, None]:
         return dict.fromkeys(relative for name in names for relative in (name, *self.lineage(name)))
 
-    def _rank(self) -> list[str]:
-        """Return the ids of the kept states, best first; of equal states, the older first."""
-        return sorted(self._nodes, key=lambda name: self.score(self._nodes[name].state), reverse=True)
+    def _rank(self) -> list[tuple[str, _Node]]:
+        """Return the kept states with their ids, best first; of equal states, the older first."""
+        return sorted(self._nodes.items(), key=lambda item: self.score(item[1].state), reverse=True)
 
     def _choose_by_puct(self) -> str:
         """Choose by Q + c · scale · P · √(1 + T) / (1 + n), see TTT-Discover §A.2 (arXiv:2601.16175).
@@ -206,8 +205,7 @@ class Archive:
         its descendants. T: number of all expansions. P: falls linearly with the rank. scale: range of scores. States
         with a running ancestor or descendant are skipped if there are others.
         """
-        names = self._rank()
-        nodes = [self._nodes[name] for name in names]
+        names, nodes = zip(*self._rank(), strict=True)
         scores = [self.score(node.state) for node in nodes]
         quality = np.array([self.score(node.state) if node.best_child is None else node.best_child for node in nodes])
         expansions = np.array([node.expansions for node in nodes])

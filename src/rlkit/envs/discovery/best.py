@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from pydantic import JsonValue
 
 from rlkit._util import files
 from rlkit._util.paths import ARTEFACTS
@@ -17,16 +19,12 @@ from rlkit.envs.discovery.problem import Construction, Problem, describe_known_r
 from rlkit.envs.discovery.records import Record
 from rlkit.errors import RlkitError, UsageError, missing_extra
 
-if TYPE_CHECKING:
-    from pydantic import JsonValue
-
 
 @dataclass(frozen=True, slots=True)
 class BestRecords:
     """Best records of one search."""
 
-    records: Sequence[Record]  # best first
-    pictures: Sequence[Path | None]  # PNG file of each record; None if it is not drawn
+    records: Sequence[tuple[Record, Path | None]]  # best first, each with its picture, a PNG file, if it is drawn
     known_results: str  # description of the best published results; empty if there are none
 
 
@@ -75,7 +73,8 @@ def best_records(
             for record in selected:
                 content = record.to_arena(key="values" if problem is None else problem.key)
                 files.write_text(export / f"{name}-{record.name}.json", json.dumps(content))
-        searches[name] = BestRecords(selected, pictures, "" if problem is None else describe_known_results(problem))
+        drawn = [*zip(selected, pictures, strict=True)]
+        searches[name] = BestRecords(drawn, "" if problem is None else describe_known_results(problem))
     if not searches:
         raise UsageError(f"{directory.name} has no `discovery` environment: there are no records to show")
     return directory, searches

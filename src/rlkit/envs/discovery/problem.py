@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from rlkit.envs.discovery.literature import PUBLISHED, PublishedValue, read_published
 from rlkit.errors import RlkitError, UsageError, did_you_mean
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 type Construction = NDArray[np.float64]
-type PieceCount = Annotated[int, Field(ge=2)]
-"""Number of pieces of a step function."""
 
 MIN_RELATIVE_GAIN = 1e-12  # smallest relative difference by which one value is better than another
 
@@ -41,10 +39,17 @@ class VerifiedConstruction:
 
     Args:
         construction: array after the problem's normalisation.
+
+    Raises:
+        InvalidConstruction: the value is not finite.
     """
 
     construction: Construction
     value: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value):
+            raise InvalidConstruction(f"the value is {self.value}, which is not finite")
 
 
 @dataclass(frozen=True, slots=True)

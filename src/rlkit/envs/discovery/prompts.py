@@ -9,17 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 
 from rlkit.envs.discovery.problem import Problem
+from rlkit.envs.discovery.settings import PlaySettings
 from rlkit.envs.discovery.state import State
-from rlkit.sandbox.runners.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
 from rlkit.types import Message
 
 ENTRY = "run"
 POLISH = "polish"
-BUDGET_SHARE = 0.9  # share of the time limit that the prompt grants a program
 
 _LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
 _FENCE = re.compile(
@@ -33,24 +31,9 @@ _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"
 _FORMAT = ".10f"
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramTerms:
-    """Limits and helpers of programs, as stated in the prompt and enforced, and what it states of other results."""
-
-    limits: ProgramLimits
-    helpers: bool = True  # true if programs may call the problem's local search
-    record: bool = False  # state the best published value
-    target: float | None = None  # value to reach; None for none
-
-    @property
-    def budget_s(self) -> float:
-        """Time in seconds that the prompt grants a program."""
-        return float(f"{self.limits.timeout_s * BUDGET_SHARE:.3g}")
-
-
-def make_messages(problem: Problem, parent: State, terms: ProgramTerms) -> list[Message]:
+def make_messages(problem: Problem, parent: State, play: PlaySettings) -> list[Message]:
     """Return the conversation that asks for a program."""
-    parts = [problem.statement(), _describe_start(problem, parent, terms), _describe_contract(problem, parent, terms)]
+    parts = [problem.statement(), _describe_start(problem, parent, play), _describe_contract(problem, parent, play)]
     return [{"role": "user", "content": "\n\n".join(parts)}]
 
 
@@ -74,13 +57,13 @@ def _strip_thinking(text: str) -> str:
     return answer.partition(_THINKING_START)[0]
 
 
-def _describe_start(problem: Problem, parent: State, terms: ProgramTerms) -> str:
+def _describe_start(problem: Problem, parent: State, play: PlaySettings) -> str:
     size = "x".join(map(str, parent.construction.shape))
     sentences = [f"You start from a construction of {size} values with {problem.symbol} = {parent.value:{_FORMAT}}."]
-    if terms.record:
-        sentences += [f"The best published value is {value.value}." for value in problem.published][:1]
-    if terms.target is not None:
-        sentences.append(f"The target is {terms.target!r}.")
+    if play.record:
+        sentences.append(f"The best published value is {problem.published[0].value}.")
+    if play.target is not None:
+        sentences.append(f"The target is {play.target!r}.")
     sentences.append(f"Improve on it: {problem.direction}.")
     if not parent.program:
         return " ".join(sentences)
@@ -93,11 +76,11 @@ def _describe_start(problem: Problem, parent: State, terms: ProgramTerms) -> str
     return text
 
 
-def _describe_contract(problem: Problem, parent: State, terms: ProgramTerms) -> str:
-    limits = terms.limits
+def _describe_contract(problem: Problem, parent: State, play: PlaySettings) -> str:
+    limits = play.limits
     shape = parent.construction.shape
     variables = [f"- `{problem.initial}`: a NumPy array of shape {shape}, the construction that you start from."]
-    if terms.helpers and problem.polish is not None:
+    if play.helpers and problem.polish is not None:
         variables.append(
             f"- `{POLISH}(construction, seconds)`: a local search that returns a construction that is at least as good."
         )
@@ -107,7 +90,7 @@ def _describe_contract(problem: Problem, parent: State, terms: ProgramTerms) -> 
         f"must define\n\n    def {ENTRY}(seed, budget_s):\n\nwhich returns {problem.shape}. Whatever value a program "
         "claims is not read: the verifier recomputes it from the numbers.\n\n"
         f"These are global variables of your program:\n\n{chr(10).join(variables)}\n\n"
-        f"`budget_s` is {terms.budget_s:g}; after {limits.timeout_s:g} seconds the program is ended and counts as "
+        f"`budget_s` is {play.budget_s:g}; after {limits.timeout_s:g} seconds the program is ended and counts as "
         f"failed. It has {processors} and {limits.memory_bytes // MIB} MiB of memory. It can import Python's standard "
         f"library and {_list_libraries()}. It cannot write files, start processes or use the network.\n\n"
         f"You are rewarded for the construction that it returns ({problem.direction}), and get 0 if it returns none "

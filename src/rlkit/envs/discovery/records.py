@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import cast
 
 import numpy as np
 from filelock import FileLock
-from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import TypeAdapter
 
 from rlkit._util import files
 from rlkit.envs.discovery.problem import Certificate, Construction, Problem
@@ -29,6 +29,7 @@ class Record:
 
     Args:
         options: settings that recreate the problem.
+        values: numbers of the construction, nested by its axes.
         task: id of the task in which it was found.
         name: file name without the suffix.
         lineage: ids and values of the states that it comes from, its parent first, an initial state last.
@@ -38,12 +39,7 @@ class Record:
     options: Mapping[str, Json]
     symbol: str
     value: float
-    construction: Annotated[
-        Construction,
-        PlainValidator(lambda values: np.asarray(values, np.float64)),
-        PlainSerializer(np.ndarray.tolist),
-        Field(alias="values"),
-    ]
+    values: Json
     certificate: Certificate | None
     task: str
     parent: str | None
@@ -51,6 +47,11 @@ class Record:
     polished: bool
     name: str
     lineage: Sequence[tuple[str, float]] = ()
+
+    @property
+    def construction(self) -> Construction:
+        """The numbers as an array."""
+        return np.asarray(cast("Sequence[float]", self.values), np.float64)
 
     @property
     def state(self) -> State:
@@ -65,13 +66,13 @@ class Record:
 
     def to_json(self) -> dict[str, Json]:
         """Return the record as JSON, without its construction and its program."""
-        content = _RECORD.dump_python(self, mode="json", exclude={"construction", "program", "options", "name"})
+        content = _RECORD.dump_python(self, mode="json", exclude={"values", "program", "options", "name"})
         return {**content, "shape": list(self.construction.shape), "file": self.name}
 
     def to_arena(self, *, key: str) -> dict[str, Json]:
         """Return the record with the fields of a solution of EinsteinArena, its construction as `key`."""
-        content = _RECORD.dump_python(self, mode="json", include={"problem", "options", "construction", "certificate"})
-        return {key: content.pop("construction"), **content, "score": self.value}
+        content = _RECORD.dump_python(self, mode="json", include={"problem", "options", "values", "certificate"})
+        return {key: content.pop("values"), **content, "score": self.value}
 
 
 _RECORD = TypeAdapter(Record)
@@ -97,7 +98,7 @@ def save_if_better(
             _keep_json_options(problem),
             problem.symbol,
             state.value,
-            state.construction,
+            state.construction.tolist(),
             problem.certificate(state.construction),
             task,
             state.parent,
@@ -106,7 +107,7 @@ def save_if_better(
             f"{len(paths) + 1:04d}-{state.id}",
             lineage,
         )
-        content = json.dumps(_RECORD.dump_python(record, mode="json", by_alias=True, exclude={"name"}))
+        content = json.dumps(_RECORD.dump_python(record, mode="json", exclude={"name"}))
         files.write_text(folder / f"{record.name}{_SUFFIX}", content)
         return True
 

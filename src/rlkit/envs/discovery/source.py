@@ -18,9 +18,9 @@ from rlkit.envs.discovery import records
 from rlkit.envs.discovery.archive import Archive, ReuseRule
 from rlkit.envs.discovery.problem import InvalidConstruction, Problem, load_published_with_program
 from rlkit.envs.discovery.problems.erdos import Erdos
-from rlkit.envs.discovery.runners import check_runner
+from rlkit.envs.discovery.settings import PlaySettings, check_isolation
 from rlkit.envs.discovery.state import State
-from rlkit.envs.discovery.task import CHILD, SAVED, ConstructionProblem, PlaySettings
+from rlkit.envs.discovery.task import CHILD, SAVED, ConstructionProblem
 from rlkit.errors import UsageError
 from rlkit.types import Group, Json
 
@@ -47,7 +47,7 @@ class Discovery(TaskSource):
         Raises:
             MissingError: programs cannot be run as configured. The run then fails before it samples.
         """
-        check_runner(self.play.runner)
+        check_isolation(self.play.min_isolation)
         self._folder = folder
         for record in records.read_records(folder):
             self._saved[record.task] = (*self._saved.get(record.task, ()), record.state)
@@ -67,14 +67,13 @@ class Discovery(TaskSource):
         parent = self._playing.pop(group.task, None)
         if parent is None:
             raise UsageError(f"a group has the task {group.task!r}, which is not running in this search")
-        children = dict[str, State]()
+        children = list[State]()
         for episode in group.episodes:
             self._cpu_s += episode.metrics.get("program_cpu_s", 0.0) + episode.metrics.get("polish_cpu_s", 0.0)
-            child_of_episode = [episode.info[CHILD]] if CHILD in episode.info else []
-            for content in (*child_of_episode, *cast("Sequence[Json]", episode.info.get(SAVED, ()))):
-                child = State.from_json(cast("Mapping[str, Json]", content))
-                children.setdefault(child.id, child)
-        self.archive.record_expansion(parent, list(children.values()))
+            contents = [episode.info[CHILD]] if CHILD in episode.info else []
+            contents += cast("Sequence[Json]", episode.info.get(SAVED, ()))
+            children += [State.from_json(cast("Mapping[str, Json]", content)) for content in contents]
+        self.archive.record_expansion(parent, children)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the archive, and `cpu_s`, the processor seconds of programs and polishing.

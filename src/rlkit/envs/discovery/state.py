@@ -12,12 +12,12 @@ from typing import cast
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import Construction, hash_construction
+from rlkit.envs.discovery.problem import Construction, VerifiedConstruction, hash_construction
 from rlkit.types import Json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class State(VerifiedConstruction):
     """Verified construction with its origin.
 
     Args:
@@ -28,8 +28,6 @@ class State:
         polished: True if a local search improved the program's result.
     """
 
-    construction: Construction
-    value: float
     parent: str | None = None
     parent_value: float | None = None
     program: str = ""

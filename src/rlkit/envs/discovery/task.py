@@ -6,8 +6,8 @@ construction. If the program runner fails, the episode fails and has no reward.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,8 @@ from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
 from rlkit.envs.discovery.problem import InvalidConstruction, Problem, VerifiedConstruction
-from rlkit.envs.discovery.prompts import ENTRY, POLISH, ProgramTerms
-from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
+from rlkit.envs.discovery.prompts import ENTRY, POLISH
+from rlkit.envs.discovery.settings import PlaySettings
 from rlkit.envs.discovery.state import State
 from rlkit.policy import Policy
 from rlkit.sandbox.runners.programs import Program, ProgramLimits, ProgramResult
@@ -37,15 +37,6 @@ type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout",
 _POLISH_PROGRAM = f"def {ENTRY}(seconds):\n    return {POLISH}(start, seconds)\n"
 MAX_ERROR_CHARS = 2000
 _POLISH_TIME_FACTOR = 1.5  # a local search checks the clock only between steps
-
-
-@dataclass(frozen=True, slots=True)
-class PlaySettings:
-    """Settings for playing the tasks of a search."""
-
-    terms: ProgramTerms = field(default_factory=lambda: ProgramTerms(ProgramLimits()))
-    runner: RunnerChoice = field(default_factory=RunnerChoice)
-    polish_s: float = 0.0  # seconds of local search on each child before it is archived; 0 for no local search
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class ConstructionProblem(Env):
 
     def prompt(self) -> list[Message]:
         """Return the conversation that asks for a program."""
-        return prompts.make_messages(self.problem, self.parent, self.play.terms)
+        return prompts.make_messages(self.problem, self.parent, self.play)
 
     async def rollout(self, policy: Policy) -> Outcome:
         """Ask for a program, run it and verify its construction."""
@@ -98,22 +89,23 @@ class ConstructionProblem(Env):
         code = prompts.extract_code(reply.text)
         if code is None:
             return _make_outcome(0.0, "no_code", {"why": "the final answer has no ```python block"}, reply)
-        terms, polish = self.play.terms, self.problem.polish
-        arguments = {"seed": self.number, "budget_s": terms.budget_s}
-        helpers = {POLISH: polish} if terms.helpers and polish is not None else {}
+        play, polish = self.play, self.problem.polish
+        arguments = {"seed": self.number, "budget_s": play.budget_s}
+        helpers = {POLISH: polish} if play.helpers and polish is not None else {}
         program = Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
-        result = await self._run(program, terms.limits, "programs running or queued")
-        verified, error = await in_thread(self._verify, result)
+        result = await self._run(program, play.limits, "programs running or queued")
         metrics = {"program_s": result.seconds, "program_cpu_s": result.cpu_s}
         info: dict[str, Json] = {"program": code, "stdout": result.stdout}
-        if verified is None:
-            end = _classify_end(result)
-            return _make_outcome(0.0, end, {**info, "why": error[-MAX_ERROR_CHARS:]}, reply, metrics)
+        try:
+            verified = await in_thread(self._verify, result)
+        except InvalidConstruction as error:
+            info["why"] = str(error)[-MAX_ERROR_CHARS:]
+            return _make_outcome(0.0, _classify_end(result), info, reply, metrics)
         child = State(verified.construction, verified.value, self.parent.id, self.parent.value, code, result.stdout)
         metrics["value"] = verified.value
         metrics["improved"] = float(self.problem.is_better(verified.value, self.parent.value))
         reward = self.problem.reward(verified.value)
-        if self.play.polish_s and polish is not None:
+        if play.polish_s and polish is not None:
             child, metrics["polish_cpu_s"] = await self._polish(child, polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
@@ -125,30 +117,24 @@ class ConstructionProblem(Env):
     async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
         # Time beyond the program's limit is queueing, because hundreds of rollouts may share two processors.
         with request_wait(OwnWait(counted_s=limits.timeout_s)), current_activity().track(activity):
-            return await shared_runner(self.play.runner).run(program, limits)
+            return await self.play.runner.run(program, limits)
 
-    def _verify(self, result: ProgramResult) -> tuple[VerifiedConstruction | None, str]:
-        """Return the verified result of a program, or None and the reason."""
+    def _verify(self, result: ProgramResult) -> VerifiedConstruction:
         if result.value is None:
-            return None, result.error
-        try:
-            verified = self.problem.verify(result.value)
-        except InvalidConstruction as error:
-            return None, str(error)
-        if not math.isfinite(verified.value):
-            return None, f"its value is {verified.value}, which is not finite"
-        return verified, ""
+            raise InvalidConstruction(result.error)
+        return self.problem.verify(result.value)
 
     async def _polish(self, child: State, polish: str) -> tuple[State, float]:
         """Return the child, improved by local search if possible, and the processor seconds of the search."""
-        seconds, limits = self.play.polish_s, self.play.terms.limits
+        seconds, limits = self.play.polish_s, self.play.limits
         limits = replace(limits, timeout_s=_POLISH_TIME_FACTOR * seconds + limits.timeout_s)
         program = Program(_POLISH_PROGRAM, ENTRY, {"seconds": seconds}, {"start": child.construction}, {POLISH: polish})
         result = await self._run(program, limits, "local searches running or queued")
-        verified, _ = await in_thread(self._verify, result)
-        if verified is None or not self.problem.is_better(verified.value, child.value):
-            return child, result.cpu_s
-        return replace(child, construction=verified.construction, value=verified.value, polished=True), result.cpu_s
+        with suppress(InvalidConstruction):
+            verified = await in_thread(self._verify, result)
+            if self.problem.is_better(verified.value, child.value):
+                child = replace(child, construction=verified.construction, value=verified.value, polished=True)
+        return child, result.cpu_s
 
 
 def _classify_end(result: ProgramResult) -> End:

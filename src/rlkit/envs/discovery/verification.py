@@ -10,19 +10,15 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import JsonValue
 
 from rlkit.envs.discovery import make_problem
 from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem
 from rlkit.envs.discovery.problems.exact import format_decimals
 from rlkit.envs.discovery.witness import read_witness
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
-
-    from rlkit.types import Json
+from rlkit.types import Json
 
 _FILE_OPTIONS = {"max_points": 100_000, "slack": 1e-6}  # published files have many pieces, or rounded decimals
 _MAX_EXACT_BITS = 1 << 24  # limit of all numbers together; exact arithmetic on more takes minutes
@@ -117,15 +113,13 @@ def verify_witness(
     if is_dataclass(chosen):
         names = {field.name for field in fields(chosen)} - {*(options or {})}
         chosen = replace(chosen, **{name: value for name, value in _FILE_OPTIONS.items() if name in names})
-    witness = read_witness(Path(path), key=chosen.key)
+    numbers, claims = read_witness(Path(path), key=chosen.key)
     try:
-        floats = np.array([float(number) for number in witness.numbers], np.float64).reshape(witness.shape)
+        floats = numbers.astype(np.float64)
     except OverflowError:
         raise InvalidConstruction("an integer is too large for float64") from None
     verified = chosen.verify(floats)
-    if not np.isfinite(verified.value):
-        raise InvalidConstruction(f"the value is {verified.value}, which is not finite")
-    exact = [Fraction(number) for number in witness.numbers]
+    exact = [Fraction(number) for number in numbers.flat]
     bits = max((max(map(int.bit_length, number.as_integer_ratio())) for number in exact), default=0)
     is_short = bits * len(exact) <= _MAX_EXACT_BITS
     certificate = chosen.certificate(verified.construction, exact if is_short else None)
@@ -133,12 +127,10 @@ def verify_witness(
         normalisation = certificate.normalisation
     else:
         pairs = zip(verified.construction.ravel().tolist(), exact, strict=False)
-        is_same_shape = verified.construction.shape == floats.shape
+        is_same_shape = verified.construction.shape == numbers.shape
         change = max((abs(Fraction(a) - b) for a, b in pairs), default=0) if is_same_shape else np.inf
         normalisation = f"the verifier changed numbers by up to {change:.3g}" if change else ""
     value = Fraction(certificate.exact if certificate is not None and certificate.exact else verified.value)
-    kind = "float64" if any(isinstance(number, float) for number in witness.numbers) else "exact"
-    numbers = f"{'x'.join(map(str, floats.shape))} {kind} values"
-    return Verification(
-        chosen, verified.construction, numbers, verified.value, value, certificate, normalisation, witness.claims
-    )
+    kind = "float64" if any(isinstance(number, float) for number in numbers.flat) else "exact"
+    size = f"{'x'.join(map(str, numbers.shape))} {kind} values"
+    return Verification(chosen, verified.construction, size, verified.value, value, certificate, normalisation, claims)

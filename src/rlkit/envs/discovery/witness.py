@@ -9,16 +9,14 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlkit.errors import UsageError
-
-type Number = int | float | Fraction
 
 MAX_BYTES = 32 << 20
 _MAX_EXPONENT = 2048  # C5 then has fewer digits than Python converts to text
@@ -26,17 +24,11 @@ _KEYS = ("values", "construction", "h_values", "f_values", "heights", "sequence"
 _CLAIMS = ("value", "score", "c5", "c5_bound", "M_certified_decimal")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Witness:
-    """Numbers of a file in C order, their shape, and the values that the file claims for them, by field."""
-
-    numbers: Sequence[Number]
-    shape: tuple[int, ...]
-    claims: Mapping[str, str]
-
-
-def read_witness(path: Path, *, key: str) -> Witness:
+def read_witness(path: Path, *, key: str) -> tuple[NDArray[np.object_], Mapping[str, str]]:
     """Read a construction, in a JSON object from the field `key` or one of the common names.
+
+    Returns:
+        The numbers, each an int, a float or a Fraction, and the values that the file claims for them, by field.
 
     Raises:
         UsageError: there is no such file, or it has no array of numbers.
@@ -49,11 +41,11 @@ def read_witness(path: Path, *, key: str) -> Witness:
         content = _parse(path.read_bytes(), path.suffix.lower())
         fields = cast("dict[str, object]", content if isinstance(content, dict) else {"values": content})
         values, exponent = _find_values(fields, (key, *_KEYS))
-        array = np.array(values, object)
-        numbers = [_check_number(item, exponent) for item in array.ravel().tolist()]
+        items = np.array(values, object)
+        numbers = np.array([_check_number(item, exponent) for item in items.flat], object).reshape(items.shape)
         texts = {name: str(fields.get(name)) for name in _CLAIMS}
         claims = {name: text for name, text in texts.items() if re.fullmatch(r"-?(\d|nan|inf)[ -~]*", text)}
-        return Witness(numbers, array.shape, claims)
+        return numbers, claims
     except Exception as error:  # the bytes of a file may cause anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UsageError(f"{path}: cannot be read: {reason}") from None
@@ -92,7 +84,7 @@ def _find_values(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[obj
     raise ValueError(f"it has no list of numbers, alone or as {', '.join(dict.fromkeys(keys))}, or a with D_log2")
 
 
-def _check_number(item: object, exponent: int | None) -> Number:
+def _check_number(item: object, exponent: int | None) -> int | float | Fraction:
     if type(item) is int:
         return item if exponent is None else Fraction(item, 1 << exponent)
     if type(item) is float and exponent is None:

@@ -18,26 +18,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import (
-    Certificate,
-    Construction,
-    InvalidConstruction,
-    PieceCount,
-    Problem,
-    VerifiedConstruction,
-    check_vector,
-)
+from rlkit.envs.discovery.problem import Construction, InvalidConstruction, VerifiedConstruction, check_vector
 from rlkit.envs.discovery.problems.autocorrelation_steps import convolve
 from rlkit.envs.discovery.problems.exact import convolve as convolve_exactly
-from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
-from rlkit.errors import UsageError
+from rlkit.envs.discovery.problems.exact import to_integers
+from rlkit.envs.discovery.problems.step_functions import GRID, PieceCount, StepFunctionProblem
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GRID = 2.0**60  # heights, scaled to a maximum of 1, become multiples of 2^-60, which bounds exact numbers
 _MIN_SUM_SHARE = 10**6  # maximum Σ|f| / |Σf|; a sum nearer to 0 is more a result of rounding than of f
-_PLACES = 10
 _THIRD = (
     "The third autocorrelation inequality asks for a step function f on [-1/4, 1/4], which may be negative, for which "
     "the maximum of {} over all shifts, divided by the square of its integral, is as small as possible."
@@ -45,19 +35,10 @@ _THIRD = (
 
 
 @dataclass(frozen=True)
-class _Autocorrelation(Problem):
-    """Base class of the inequalities.
-
-    Args:
-        n_points: number of pieces of random initial step functions.
-        max_points: maximum number of pieces of a construction.
-
-    Raises:
-        UsageError: `n_points` is above `max_points`.
-    """
+class _Autocorrelation(StepFunctionProblem):
+    """Base class of the inequalities."""
 
     n_points: PieceCount = 100
-    max_points: PieceCount = 10_000
 
     minimise = True
     question: ClassVar[str]  # first paragraph of the statement
@@ -65,11 +46,6 @@ class _Autocorrelation(Problem):
     signed: ClassVar[bool] = False  # true if heights may be negative
     absolute: ClassVar[bool] = False  # true for the maximum of |f*f|
     initial = "initial_f_values"
-    shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
-
-    def __post_init__(self) -> None:
-        if self.n_points > self.max_points:
-            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
     def evaluate(self, heights: Sequence[int]) -> Fraction:
         """Return the value of heights, scaled to integers, in exact arithmetic."""
@@ -90,14 +66,13 @@ class _Autocorrelation(Problem):
         """Return independent heights between 0.5 and 1.5."""
         return rng.uniform(0.5, 1.5, self.n_points)
 
-    def certificate(self, construction: Construction, exact: Sequence[Fraction] | None = None) -> Certificate:
-        """Return the value as a fraction, with a bound that is rounded in the direction of worse values."""
-        heights, _ = to_integers(construction if exact is None else exact)
-        self._check_heights(heights)
-        value = self.evaluate(heights)
-        bound = format_decimals(value, places=_PLACES, up=self.minimise)
-        claim = f"{self.symbol} {'<=' if self.minimise else '>='} {bound}, proven exactly for the step function"
-        return Certificate(f"{claim} of these {len(heights)} heights", bound, f"{value.numerator}/{value.denominator}")
+    def compute_exactly(self, heights: Construction | Sequence[Fraction]) -> tuple[Fraction, str]:
+        integers, _ = to_integers(heights)
+        if not self.signed and min(integers) < 0:
+            raise InvalidConstruction("a height is below 0")
+        if abs(sum(integers)) * _MIN_SUM_SHARE < sum(map(abs, integers)):
+            raise InvalidConstruction("the integral of f is nearer to 0 than 1e-6 times the integral of |f|")
+        return self.evaluate(integers), ""
 
     def draw(self, figure: Figure, construction: Construction) -> None:
         """Draw the step function, and below it its autoconvolution."""
@@ -118,16 +93,9 @@ class _Autocorrelation(Problem):
         top = float(np.abs(f).max())
         if top == 0:
             raise InvalidConstruction("all heights are 0")
-        f = np.round(f / top * _GRID) / _GRID
-        heights, _ = to_integers(f)
-        self._check_heights(heights)
-        return VerifiedConstruction(f if sum(heights) > 0 else 0 - f, float(self.evaluate(heights)))
-
-    def _check_heights(self, heights: Sequence[int]) -> None:
-        if not self.signed and min(heights) < 0:
-            raise InvalidConstruction("a height is below 0")
-        if abs(sum(heights)) * _MIN_SUM_SHARE < sum(map(abs, heights)):
-            raise InvalidConstruction("the integral of f is nearer to 0 than 1e-6 times the integral of |f|")
+        f = np.round(f / top * GRID) / GRID
+        value, _ = self.compute_exactly(f)  # which refuses a sum so near to 0 that floats could have its sign wrong
+        return VerifiedConstruction(f if f.sum() > 0 else 0 - f, float(value))
 
 
 @dataclass(frozen=True)

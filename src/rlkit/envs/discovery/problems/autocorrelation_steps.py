@@ -228,6 +228,6 @@ def _solve_linear_program(f: Heights, radius: float, *, objective: Objective) ->
         np.ones(count),
         weights=np.ones(count),
         total=0.0,
-        pull=2 * _square_slope(corners, f) * top if objective == "second" else None,
+        pull=2 * _square_slope(corners, f) * top if objective == "second" else 0.0,
     )
     return step * radius

@@ -17,33 +17,22 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from rlkit.envs.discovery.problem import (
-    Certificate,
-    Construction,
-    InvalidConstruction,
-    PieceCount,
-    Problem,
-    VerifiedConstruction,
-    check_vector,
-)
+from rlkit.envs.discovery.problem import Construction, InvalidConstruction, VerifiedConstruction, check_vector
 from rlkit.envs.discovery.problems.autocorrelation_steps import convolve
 from rlkit.envs.discovery.problems.exact import convolve as convolve_exactly
-from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
+from rlkit.envs.discovery.problems.exact import to_integers
+from rlkit.envs.discovery.problems.step_functions import GRID, PieceCount, StepFunctionProblem
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SLACK = 1e-12  # default of the option `slack`: what float64 arithmetic may cause
-
-_GRID = 2.0**60  # heights are rounded to multiples of 2^-60, which bounds the length of numbers in exact arithmetic
 _ROUNDING = 1e-15  # maximum |sum − n/2| / n that rounding may cause; a larger deviation could improve the value
 _MIN_SUM = 1e-9  # minimum sum of heights; rescaling a smaller sum loses all precision, or overflows
-_PLACES = 10
 
 
 @dataclass(frozen=True)
-class Erdos(Problem):
+class Erdos(StepFunctionProblem):
     """Minimum overlap problem over step functions.
 
     Args:
@@ -56,24 +45,21 @@ class Erdos(Problem):
         UsageError: the options contradict each other.
     """
 
-    n_points: PieceCount | None = None
     max_points: PieceCount = 1000
     exact_n: bool = False
-    slack: Annotated[float, Field(ge=0, le=0.1)] = SLACK
+    slack: Annotated[float, Field(ge=0, le=0.1)] = 1e-12  # what float64 arithmetic may cause
 
     name = "erdos"
     minimise = True
     symbol = "C5"
     initial = "initial_h_values"
-    shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
     scripted = ((2, 0.38107), (10, 0.380948), (60, 0.380885), (120, 0.380885), (300, 0.380882), (1800, 0.380868))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:
         if self.exact_n and self.n_points is None:
             raise UsageError("options: exact_n needs n_points; set it to the number of pieces")
-        if self.n_points is not None and self.n_points > self.max_points:
-            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
+        super().__post_init__()
 
     def statement(self) -> str:  # noqa: D102  inherited
         pieces = (
@@ -105,7 +91,7 @@ class Erdos(Problem):
         self._check_bounds(h, " after rescaling to the sum n / 2")
         excess = max(float(h.max()) - 1, -float(h.min()), 0.0)
         weight = excess / (0.5 + excess)  # the least that moves all heights into [0, 1], towards ½
-        h = np.round(np.clip((1 - weight) * h + weight / 2, 0, 1) * _GRID) / _GRID
+        h = np.round(np.clip((1 - weight) * h + weight / 2, 0, 1) * GRID) / GRID
         return VerifiedConstruction(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -115,12 +101,28 @@ class Erdos(Problem):
         noise -= noise.mean()
         return 0.5 + noise * min(1.0, 0.5 / float(np.abs(noise).max()))
 
-    def certificate(self, construction: Construction, exact: Sequence[Fraction] | None = None) -> Certificate:
-        """Return C₅ as a fraction."""
-        value, normalisation = certify_c5(construction if exact is None else exact, slack=self.slack)
-        bound = format_decimals(value, places=_PLACES, up=True)
-        claim = f"C5 <= {bound}, proven exactly for the step function of these {len(construction)} heights"
-        return Certificate(claim, bound, f"{value.numerator}/{value.denominator}", normalisation)
+    def compute_exactly(self, heights: Construction | Sequence[Fraction]) -> tuple[Fraction, str]:
+        """Return C₅ of [n] heights, rescaled to ∫h = 1, and moved towards ½ if that puts them outside [0, 1].
+
+        Raises:
+            InvalidConstruction: the heights sum to 0 or less, or a height is farther than `slack` from [0, 1].
+        """
+        exact, steps = [Fraction(height) for height in heights], list[str]()
+        if (total := sum(exact, Fraction(0))) <= 0:
+            raise InvalidConstruction("the heights sum to 0 or less, and cannot be rescaled to sum to n / 2")
+        if (factor := len(exact) / (2 * total)) != 1:
+            exact = [factor * height for height in exact]
+            steps.append(f"rescaled by 1{factor - 1:+.3g} to the sum n / 2")
+        excess = max(max(exact) - 1, -min(exact))
+        if excess > Fraction(self.slack):
+            raise InvalidConstruction("a height is outside [0, 1] after rescaling to the sum n / 2")
+        if excess > 0:
+            weight = excess / (Fraction(1, 2) + excess)
+            exact = [(1 - weight) * height + weight / 2 for height in exact]  # which have the same sum
+            steps.append(f"moved towards 1/2 by up to {excess:.3g}")
+        integers, denominator = to_integers(exact)
+        overlap = max(convolve_exactly(integers, [denominator - integer for integer in reversed(integers)]))
+        return Fraction(2 * overlap, len(exact) * denominator**2), ", ".join(steps)
 
     def _check_bounds(self, h: Construction, when: str) -> None:
         low, high = float(h.min()), float(h.max())
@@ -147,32 +149,3 @@ class Erdos(Problem):
 def overlaps(h: Construction) -> Construction:
     """Return the [2n − 1] overlaps of [n] heights at the shifts −(n−1)·2/n … (n−1)·2/n."""
     return convolve(h, (1 - h)[::-1]) * (2 / len(h))
-
-
-def certify_c5(h: Construction | Sequence[Fraction], *, slack: float = SLACK) -> tuple[Fraction, str]:
-    """Return C₅ of [n] heights, rescaled exactly to ∫h = 1, and moved towards ½ if that puts them outside [0, 1].
-
-    Returns:
-        C₅, and a description of what was done to the heights; empty if nothing was.
-
-    Raises:
-        InvalidConstruction: the heights sum to 0 or less, or a height is farther than `slack` from [0, 1].
-    """
-    heights, exponent = to_integers(h)
-    count, twice = len(heights), 2 * sum(heights)
-    if twice <= 0:
-        raise InvalidConstruction("the heights sum to 0 or less, and cannot be rescaled to sum to n / 2")
-    tops = [height * count for height in heights]  # h_i = tops[i] / twice, which sum to n / 2
-    factor = Fraction(count << exponent, twice)
-    steps = [f"rescaled by 1{factor - 1:+.3g} to the sum n / 2"] if factor != 1 else []
-    excess = max(Fraction(max(tops), twice) - 1, Fraction(-min(tops), twice), Fraction(0))
-    if excess > Fraction(slack):
-        raise InvalidConstruction("a height is outside [0, 1] after rescaling to the sum n / 2")
-    if excess:
-        weight = excess / (Fraction(1, 2) + excess)  # (1 − w)·h + w/2 has the same sum
-        weight_left, weight_right = weight.denominator - weight.numerator, weight.numerator
-        tops = [2 * weight_left * top + weight_right * twice for top in tops]
-        twice *= 2 * weight.denominator
-        steps.append(f"moved towards 1/2 by up to {excess:.3g}")
-    overlap = max(convolve_exactly(tops, [twice - top for top in reversed(tops)]))
-    return Fraction(2 * overlap, count * twice * twice), ", ".join(steps)

@@ -60,10 +60,6 @@ class Mirrored:
         """Return all [n] heights."""
         return np.concatenate([free, free[: self.tied][::-1]])
 
-    def mean(self, h: Heights) -> Heights:
-        """Return the free heights; tied ones become the mean of both."""
-        return self.fold(h) / self.weights
-
     def fold(self, slopes: Heights) -> Heights:
         """Return [..., n] derivatives as derivatives by the free heights."""
         folded = slopes[..., : self.count - self.tied].copy()
@@ -90,8 +86,8 @@ def interior_point(
         end_s: time by the clock after which no new step starts.
     """
     ties = Mirrored(len(h), len(h) if centre is None else centre)
-    best = ties.expand(ties.mean(h))
-    point = _enter(ties, ties.mean(h), barrier)
+    free = ties.fold(h) / ties.weights
+    best, point = ties.expand(free), _enter(ties, free, barrier)
     multipliers = barrier / point.room
     best_value = float(compute_overlaps(best).max()) if abs(float(best.sum()) - len(h) / 2) < 1e-9 else np.inf
     for _ in range(steps):

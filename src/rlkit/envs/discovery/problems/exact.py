@@ -1,4 +1,4 @@
-"""Exact arithmetic on floats and fractions whose denominator is a power of two.
+"""Exact arithmetic on floats and fractions.
 
 Invariant: only `format_decimals` rounds, in the direction of its argument.
 """
@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 
 
 def to_integers(values: NDArray[np.float64] | Sequence[Fraction]) -> tuple[list[int], int]:
-    """Return integers a and an exponent e with values[i] = a[i] / 2^e exactly.
-
-    Args:
-        values: floats, or fractions whose denominators are powers of two.
-    """
+    """Return integers a and a denominator d with values[i] = a[i] / d exactly."""
     numbers: Sequence[float | Fraction] = values.ravel().tolist() if isinstance(values, np.ndarray) else values
     pairs = [number.as_integer_ratio() for number in numbers]
-    exponent = max((bottom.bit_length() - 1 for _, bottom in pairs), default=0)
-    return [top << (exponent - (bottom.bit_length() - 1)) for top, bottom in pairs], exponent
+    denominator = math.lcm(*(bottom for _, bottom in pairs))
+    return [top * (denominator // bottom) for top, bottom in pairs], denominator
 
 
 def convolve(a: Sequence[int], b: Sequence[int]) -> list[int]:

@@ -61,7 +61,7 @@ def minimise_maximum(
     *,
     weights: Vector,
     total: float,
-    pull: Vector | None = None,
+    pull: Vector | float = 0.0,
 ) -> tuple[Vector, float]:
     """Return x and t that minimise t − pull·x where slopes·x − t ≤ limits, low < x < high and weights·x = total.
 
@@ -69,7 +69,6 @@ def minimise_maximum(
         slopes: [rows, n].
     """
     rows, count = slopes.shape
-    pull = np.zeros(count) if pull is None else pull
 
     def fold(values: Vector) -> Vector:
         return values[:rows] @ slopes - values[rows:-count] + values[-count:]

@@ -130,9 +130,7 @@ def _shrink_to_fit[Number: (float, Fraction)](
 
 
 def _check_fit(rows: Sequence[Sequence[float | Fraction]], region: Region) -> None:
-    circles, noun = np.array(rows, np.float64), _REGIONS[region][0]
-    if np.abs(circles).max() > 2:
-        raise InvalidConstruction(f"a circle leaves the {noun}")
+    noun = _REGIONS[region][0]
     exact = [[Fraction(number) for number in row] for row in rows]
     width = max(x + radius for x, _, radius in exact) if region == "rectangle" else Fraction(1)
     for x, y, radius in exact:
@@ -142,7 +140,7 @@ def _check_fit(rows: Sequence[Sequence[float | Fraction]], region: Region) -> No
             is_inside = radius <= min(x, y, width - x, 2 - width - y)
         if radius < 0 or not is_inside:
             raise InvalidConstruction(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the {noun}")
-    x, y, radii = circles.T
+    x, y, radii = np.array(rows, np.float64).T
     for i, (xi, yi, ri) in enumerate(exact):  # one row of distances at a time, for memory
         gaps = np.hypot(x - x[i], y - y[i]) - (radii + radii[i])
         for j in (i + 1 + np.flatnonzero(gaps[i + 1 :] < _CLOSE)).tolist():

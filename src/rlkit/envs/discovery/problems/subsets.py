@@ -80,16 +80,15 @@ class Kissing(_LargestSubset):
 
     def verify(self, construction: Construction) -> VerifiedConstruction:
         """Return the rounded vectors in sorted order, and their number."""
-        shape = construction.shape
-        extra = len(shape) == 2 and shape[1] - self.dimension
-        if len(shape) != 2 or not 1 <= shape[0] <= _MAX_MEMBERS or extra not in (0, 1):
-            raise InvalidConstruction(f"the array has the shape {shape}, and must be {self.shape}")
+        count, columns = construction.shape if construction.ndim == 2 else (0, 0)
+        if not 1 <= count <= _MAX_MEMBERS or columns - self.dimension not in (0, 1):
+            raise InvalidConstruction(f"the array has the shape {construction.shape}, and must be {self.shape}")
         if not np.isfinite(construction).all():
             raise InvalidConstruction("the array has values that are not finite")
         exponent = int(np.frexp(np.abs(construction).max())[1]) - _BITS
         vectors = np.round(np.ldexp(construction, -exponent)) + 0.0
         vectors = vectors[np.lexsort(vectors.T[::-1])]
-        self._check_vectors([[int(number) for number in row] for row in vectors.tolist()])
+        self._check_vectors(vectors.astype(np.int64).tolist())
         return VerifiedConstruction(np.ldexp(vectors, exponent), float(len(vectors)))
 
     def check_exact(self, construction: Construction, exact: Sequence[Fraction]) -> None:  # noqa: D102  inherited
