@@ -169,6 +169,7 @@ def test_a_program_without_a_sandbox_gets_no_keys_of_the_run(monkeypatch: pytest
     assert play(env).reward == 1.0
 
 
+@pytest.mark.slow
 def test_deep_folders_of_a_program_are_removed(sandbox: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = ASK + "\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.mkdir(b'\\xff -rf', 0)"

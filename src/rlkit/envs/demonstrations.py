@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,14 @@ from rlkit.config.schema.supervised import parse_condition
 from rlkit.endpoint.openai_chat import ChatCompletion, encode_tool_call
 from rlkit.endpoint.rejection import Rejection, parse_body
 from rlkit.env import Env
-from rlkit.errors import UsageError
+from rlkit.errors import UsageError, did_you_mean
 from rlkit.policy import Policy
 from rlkit.store.history import list_table_steps, read_groups, table_path
 from rlkit.tasks.provenance import PinTasks
 from rlkit.types import Episode, Json, Message, Tool
+
+_FIELDS = ("role", "content", "thinking", "reasoning_content", "tool_calls", "tool_call_id", "name", "weight")
+"""Fields of a message in a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,15 +127,25 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
             parsed = parse_body(json.dumps(_to_openai(conversation)).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]
             for message, given in zip(messages, conversation["messages"], strict=True):
+                _require_known(given)
                 if "weight" in given:
                     message["weight"] = given["weight"]
             trained = choose_trained(messages, roles)
         except (Rejection, ValueError, TypeError, RecursionError) as error:
-            raise UsageError(f"{path}, line {number}: {error or 'it is nested too deeply'}") from error
+            is_object = not isinstance(error, json.JSONDecodeError | TypeError)
+            problem = error or "it is nested too deeply" if is_object else "a line must hold one conversation, in JSON"
+            raise UsageError(f"{path}, line {number}: {problem}") from error
         if not trained:
             raise UsageError(f"{path}, line {number}: no message has a role in {', '.join(roles)} and a weight above 0")
         tools = [tool.parse() for tool in parsed.tools or ()]
         yield Conversation(f"{path.stem}/{number}", messages, tools, trained)
+
+
+def _require_known(message: Mapping[str, object]) -> None:
+    """Raise ValueError for a field of a message that would have no effect, such as a misspelt `weight`."""
+    for name, value in message.items():
+        if value is not None and name not in _FIELDS:
+            raise ValueError(f"messages: unknown field {name!r}.{did_you_mean(name, _FIELDS) or ' Leave it out.'}")
 
 
 def _to_openai(conversation: dict[str, Any]) -> dict[str, Any]:

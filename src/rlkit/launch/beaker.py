@@ -8,8 +8,7 @@ Invariant: a job continues if its caller stops following it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rlkit.errors import MissingError, RlkitError, RunFailed, ServiceError, missing_extra
@@ -23,12 +22,7 @@ _POLL_S = 5.0
 
 
 def submit(
-    spec: Mapping[str, Json],
-    *,
-    workspace: str | None,
-    name: str | None,
-    follow: bool,
-    note: Callable[[str], None],
+    spec: Mapping[str, Json], *, workspace: str | None, name: str | None, follow: bool, note: Callable[[str], None]
 ) -> str:
     """Submit an experiment, specified by `rlkit.launch.job.make_spec`, and return its URL.
 
@@ -42,15 +36,20 @@ def submit(
         ServiceError: Beaker rejected the request or failed.
         RunFailed: the followed job failed.
     """
-    with _open_beaker(workspace) as beaker:
-        from beaker.types import BeakerExperimentSpec
+    try:
+        with make_client(workspace) as beaker:
+            from beaker.types import BeakerExperimentSpec
 
-        workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(dict(spec)), name=name)
-        url = beaker.workload.url(workload)
-        note(f"submitted {url}")
-        if follow:
-            _follow(beaker, workload, note)
-        return url
+            workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(dict(spec)), name=name)
+            url = beaker.workload.url(workload)
+            note(f"submitted {url}")
+            if follow:
+                _follow(beaker, workload, note)
+            return url
+    except RlkitError:
+        raise
+    except Exception as error:  # beaker-py passes on exceptions of gRPC and requests
+        raise ServiceError(f"Beaker: {type(error).__name__}: {error}") from error
 
 
 def _follow(beaker: Beaker, workload: BeakerWorkload, note: Callable[[str], None]) -> None:
@@ -85,14 +84,3 @@ def make_client(workspace: str | None) -> Beaker:
         return Beaker.from_env(check_for_upgrades=False, **options)
     except BeakerConfigurationError as error:
         raise MissingError(f"there is no Beaker account on this machine ({error}): set BEAKER_TOKEN") from error
-
-
-@contextmanager
-def _open_beaker(workspace: str | None) -> Generator[Beaker]:
-    try:
-        with make_client(workspace) as beaker:
-            yield beaker
-    except RlkitError:
-        raise
-    except Exception as error:  # beaker-py passes on exceptions of gRPC and requests
-        raise ServiceError(f"Beaker: {type(error).__name__}: {error}") from error

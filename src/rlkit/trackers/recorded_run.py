@@ -169,17 +169,15 @@ def _rollout(row: Mapping[str, Any], pieces: Mapping[int, TokenPiece]) -> Record
         info=redact_object(json.loads(row["info"]), clean),
         turns=tuple(
             RecordedTurn(
-                clean(decode_pieces(pieces, prompt)),
-                clean(decode_pieces(pieces, completion, with_special=False)),
-                stop,
-                version,
-                reward,
-                parent,
-                (len(prompt), len(completion)),
-                any(map(math.isnan, logprobs[:1])),
+                prompt=clean(decode_pieces(pieces, turn["prompt"])),
+                completion=clean(decode_pieces(pieces, turn["completion"], with_special=False)),
+                stop=turn["stop"],
+                version=turn["version"],
+                reward=turn["reward"],
+                parent=turn["parent"],
+                tokens=(len(turn["prompt"]), len(turn["completion"])),
+                is_demonstration=any(map(math.isnan, turn["logprobs"][:1])),
             )
-            for stop, version, reward, parent, prompt, completion, logprobs in (
-                [turn[name] for name in _TURN_COLUMNS] for turn in row["turns"] or ()
-            )
+            for turn in row["turns"] or ()
         ),
     )

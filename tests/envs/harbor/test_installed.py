@@ -50,6 +50,37 @@ NVM = """RUN mkdir -p /root/.nvm && echo 'nvm() { :; }' > /root/.nvm/nvm.sh
 """
 """Stands in for the manager of Node.js through which openclaw is started."""
 
+CONNECTED = [
+    "aider",
+    "claude-code",
+    "code-puppy",
+    "codex",
+    "copilot-cli",
+    "deerflow",
+    "eve",
+    "goose",
+    "grok-build",
+    "hermes",
+    "kimi-cli",
+    "kimi-code",
+    "langgraph",
+    "mcode",
+    "mimo",
+    "mini-swe-agent",
+    "nemo-agent",
+    "openclaw",
+    "opencode",
+    "openhands",
+    "openhands-sdk",
+    "pi",
+    "qwen-coder",
+    "strands",
+    "swe-agent",
+    "trae-agent",
+    "vibe",
+]
+"""Agents that accept the endpoint of a policy, by name: importing all of Harbor's agents takes seconds."""
+
 REWRITING = ("code-puppy", "openclaw")
 """Agents that change earlier messages: one adds arguments to calls, one moves a message to the end."""
 
@@ -206,6 +237,7 @@ def task(cache: Path, can_sandbox: None, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "program", "tool", "arguments"),
     [
@@ -277,6 +309,7 @@ workflow: {_type: tool_calling_agent, llm_name: policy, tool_names: [clock]}
 
 
 @pytest.mark.slow
+@pytest.mark.rotated
 @pytest.mark.parametrize("config", [None, CLOCK], ids=["chat", "tools"])
 def test_nemo_agent_answers(task: Path, programs: Path, tmp_path: Path, config: str | None) -> None:
     (task / "tests" / "test.sh").write_text(PATIENT_TEST.replace("/app/out", "/app/answer.txt"))
@@ -321,6 +354,7 @@ EVE_PACKAGES = ["eve@0.25.1", "@ai-sdk/openai@3.0.141", "ai@7.0.173", "zod@4.6.7
 
 
 @pytest.mark.slow
+@pytest.mark.rotated
 def test_eve_builds_and_runs_the_users_project(task: Path, programs: Path, tmp_path: Path) -> None:
     for name, text in EVE_PROJECT.items():
         (path := tmp_path / "eve" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -476,7 +510,7 @@ def test_a_model_on_the_engine_is_trained_on_an_agents_calls(
         agent_env={"PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin"},
         environment_kwargs={"host_folders": [*folders]},
     )
-    calling_model.train_agent(model, tasks, steps=1, group_size=8, learning_rate=0.0005)
+    calling_model.train_agent(model, tasks, steps=1, group_size=4, learning_rate=0.0005)
 
 
 @pytest.mark.slow
@@ -558,9 +592,12 @@ def test_agents_of_harbor_that_take_a_base_url_are_known(name: str) -> None:
     assert pickle.loads(pickle.dumps(agent)) == agent
 
 
+def test_the_agents_that_accept_an_endpoint_are_these() -> None:
+    assert [*filter(installed.find_model_name, AgentFactory.registered_names())] == CONNECTED
+
+
 def test_agents_whose_installation_copies_files_are_always_installed() -> None:
-    names = filter(installed.find_model_name, AgentFactory.registered_names())
-    classes = {name: AgentFactory.get_agent_class(AgentName(name)) for name in names}
+    classes = {name: AgentFactory.get_agent_class(AgentName(name)) for name in CONNECTED}
     copying = {name for name, cls in classes.items() if "environment.upload_" in inspect.getsource(cls.install)}  # type: ignore[attr-defined]  all are installed agents
     assert copying <= {*installed._WITH_RUNNER, *installed._WITH_PROJECT}
 
@@ -598,7 +635,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [*filter(installed.find_model_name, AgentFactory.registered_names())])
+@pytest.mark.parametrize("name", CONNECTED)
 def test_an_agent_gets_no_secret_of_this_process_and_no_other_address(
     task: Path, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -720,7 +757,7 @@ def test_a_mistake_about_an_agent_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [*filter(installed.find_model_name, AgentFactory.registered_names())])
+@pytest.mark.parametrize("name", CONNECTED)
 def test_a_variable_that_harbor_would_prefer_to_the_endpoints_is_a_mistake(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

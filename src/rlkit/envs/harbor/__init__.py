@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, JsonValue
 
 from rlkit._util.paths import expand_user
+from rlkit._util.sections import Positive, validate_fields
 from rlkit.envs.harbor.outcome import Reward, Rule, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.envs.harbor.tasks import Selection, Split, find_tasks, require_readable
@@ -25,7 +26,6 @@ os.environ.setdefault("HARBOR_TELEMETRY", "0")
 
 __all__ = ["harbor"]
 
-type Count = Annotated[int, Field(ge=1)]
 type Seconds = Annotated[float, Field(gt=0)]
 type Fraction = Annotated[float, Field(gt=0, lt=1)]
 
@@ -41,17 +41,17 @@ def harbor(
     split: Split = "all",
     eval_fraction: Fraction | None = None,
     eval_tasks: Sequence[str] = (),
-    max_tasks: Count | None = None,
+    max_tasks: Positive | None = None,
     shuffle: bool = True,
     seed: int = 0,
     environment: str = "local",
     environment_kwargs: dict[str, JsonValue] | None = None,
-    cpus: Count | None = None,
-    memory_mb: Count | None = None,
-    storage_mb: Count | None = None,
+    cpus: Positive | None = None,
+    memory_mb: Positive | None = None,
+    storage_mb: Positive | None = None,
     force_build: bool = False,
     agent: str = "terminus-2",
-    max_turns: Count | None = None,
+    max_turns: Positive | None = None,
     parser: Literal["json", "xml"] = "json",
     summarize: bool = False,
     agent_kwargs: dict[str, JsonValue] | None = None,
@@ -65,9 +65,9 @@ def harbor(
     on_overflow: Rule = "verify",
     on_agent_error: Rule = "drop",
     on_environment_error: Rule = "drop",
-    max_starting: Count | None = None,
-    max_playing: Count | None = None,
-    max_verifying: Count | None = None,
+    max_starting: Positive | None = None,
+    max_playing: Positive | None = None,
+    max_verifying: Positive | None = None,
     starts_per_s: Seconds | None = None,
     trials_dir: str | None = None,
     keep_trials: Literal["all", "failed", "none"] = "none",
@@ -149,7 +149,6 @@ def harbor(
 def _read_tasks(tasks_dir: str, file_tasks: dict[str, JsonValue] | None, selection: Selection) -> dict[str, Path]:
     folder = Path(tasks_dir)
     if file_tasks is not None:
-        from rlkit._util.sections import validate_fields
         from rlkit.envs.harbor.generated.file_tasks import FileTasksSettings
         from rlkit.envs.harbor.generated.task_folders import cache_file_tasks
 

@@ -16,7 +16,7 @@ import io
 import json
 import secrets
 import tarfile
-from contextlib import suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, override
 
@@ -69,10 +69,9 @@ class BeakerSandbox(LimitedEnvironment):
         self._priority: Priority = priority
         self._chosen_image, self._timeout, self._python = image, timeout, python
         self._token = secrets.token_hex(_TOKEN_BYTES)
-        self._beaker: Beaker | None = None
-        self._workload: BeakerWorkload | None = None
         self._client: httpx.AsyncClient | None = None
-        self._heartbeat: asyncio.Task[None] | None = None
+        self._exits = AsyncExitStack()
+        """Ends the heartbeats and the requests, then cancels the job and closes the client of Beaker."""
         super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's arguments, passed through
 
     @staticmethod
@@ -103,37 +102,34 @@ class BeakerSandbox(LimitedEnvironment):
         await self.stop(delete=True)
         creation = asyncio.ensure_future(in_thread(self._create_job))
         try:
-            job_url = await asyncio.shield(creation)
-            while (address := await in_thread(self._find_address)) is None:  # noqa: ASYNC110  Beaker has no callback
+            beaker, workload = await asyncio.shield(creation)
+            while (address := await in_thread(self._find_address, beaker, workload)) is None:  # noqa: ASYNC110  Beaker has no callback
                 await asyncio.sleep(_POLL_S)  # Harbor limits the time of a start
-            self.logger.debug(f"{self.session_id}: {job_url} at {address}")
-            self._client = httpx.AsyncClient(
-                base_url=address,
-                headers={"Authorization": f"Bearer {self._token}"},
-                timeout=_REQUEST_S,
-                trust_env=False,
+            self.logger.debug(f"{self.session_id}: {beaker.workload.url(workload)} at {address}")
+            self._client = await self._exits.enter_async_context(
+                httpx.AsyncClient(
+                    base_url=address,
+                    headers={"Authorization": f"Bearer {self._token}"},
+                    timeout=_REQUEST_S,
+                    trust_env=False,
+                )
             )
             await self._request("alive")
-            self._heartbeat = asyncio.create_task(self._send_heartbeats())
+            self._exits.callback(asyncio.create_task(self._send_heartbeats()).cancel)
             await self._upload_environment_dir_after_start()
         except BaseException:
             await asyncio.shield(self._stop_after(creation))
             raise
 
-    async def _stop_after(self, creation: asyncio.Future[str]) -> None:
+    async def _stop_after(self, creation: asyncio.Future[tuple[Beaker, BeakerWorkload]]) -> None:
         """Wait for the creation of the job, then stop it."""
         await asyncio.wait([creation])
         await self.stop(delete=True)
 
     @override
     async def stop(self, delete: bool) -> None:
-        heartbeat, self._heartbeat = self._heartbeat, None
-        client, self._client = self._client, None
-        if heartbeat is not None:
-            heartbeat.cancel()
-        if client is not None:
-            await client.aclose()
-        await in_thread(self._cancel)
+        self._client = None
+        await self._exits.aclose()
 
     @override
     async def exec(
@@ -176,13 +172,8 @@ class BeakerSandbox(LimitedEnvironment):
         await self._get(str(self._resolve_path(source_dir)), Path(target_dir), name=".")
 
     async def _put(self, source: Path, folder: str, *, name: str) -> None:
-        def pack() -> bytes:
-            archive = io.BytesIO()
-            with tarfile.open(fileobj=archive, mode="w") as file:
-                file.add(source, arcname=name)
-            return archive.getvalue()
-
-        await self._request("put", await in_thread(pack), {"X-Path": folder}, timeout_s=None)
+        archive = await in_thread(beaker_agent.pack, str(source), name)
+        await self._request("put", archive, {"X-Path": folder}, timeout_s=None)
 
     async def _get(self, source: str, folder: Path, *, name: str) -> None:
         data = await self._request("get", b"", {"X-Path": source, "X-Name": name}, timeout_s=None)
@@ -218,8 +209,11 @@ class BeakerSandbox(LimitedEnvironment):
             with suppress(EnvironmentFault):  # the next request raises it again
                 await self._request("alive")
 
-    def _create_job(self) -> str:
-        self._beaker = beaker = make_client(self._workspace)
+    def _create_job(self) -> tuple[Beaker, BeakerWorkload]:
+        exits = ExitStack()
+        self._exits.push_async_callback(in_thread, exits.close)
+        beaker = make_client(self._workspace)
+        exits.callback(beaker.close)
         from beaker.types import BeakerExperimentSpec
 
         job = Job(
@@ -243,34 +237,22 @@ class BeakerSandbox(LimitedEnvironment):
             {"name": "RLKIT_AGENT_TOKEN", "value": self._token},
             {"name": "RLKIT_AGENT_IDLE_S", "value": str(_IDLE_S)},
         ]
-        self._workload = workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(experiment))
-        return beaker.workload.url(workload)
+        workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(experiment))
+        exits.callback(beaker.workload.cancel, workload)
+        return beaker, workload
 
-    def _find_address(self) -> str | None:
+    def _find_address(self, beaker: Beaker, workload: BeakerWorkload) -> str | None:
         """Return the address of the job's server; None if the server is not running yet."""
-        assert self._beaker is not None  # `_create_job` sets both
-        assert self._workload is not None
-        job = self._beaker.workload.get_latest_job(self._workload)
+        job = beaker.workload.get_latest_job(workload)
         if job is None or not job.status.HasField("started"):
             if job is not None and job.status.HasField("finalized"):
                 raise EnvironmentFault(f"{self.session_id}: the job ended before its start: {job.status.message}")
             return None
-        for entry in self._beaker.job.logs(job):
+        for entry in beaker.job.logs(job):
             words = entry.message.decode(errors="replace").split()
             if words[:-1] == beaker_agent.READY.split():
-                node = self._beaker.node.get(job.assignment_details.node_id)
+                node = beaker.node.get(job.assignment_details.node_id)
                 return f"http://{node.hostname}:{int(words[-1])}"
         if job.status.HasField("finalized"):
             raise EnvironmentFault(f"{self.session_id}: the job ended: does its image have {self._python}?")
         return None
-
-    def _cancel(self) -> None:
-        workload, self._workload = self._workload, None
-        beaker, self._beaker = self._beaker, None
-        if beaker is None:
-            return
-        try:
-            if workload is not None:
-                beaker.workload.cancel(workload)
-        finally:
-            beaker.close()

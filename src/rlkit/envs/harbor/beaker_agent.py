@@ -63,12 +63,15 @@ def execute(request: dict[str, Any]) -> dict[str, Any]:
         late = True
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return {
-        "code": process.returncode,
-        "late": late,
-        "out": out.collect(),
-        "err": err.collect(),
-    }
+    return {"code": process.returncode, "late": late, "out": out.collect(), "err": err.collect()}
+
+
+def pack(source: str, name: str) -> bytes:
+    """Return an archive of a file or a folder, which has this name there."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as file:
+        file.add(source, arcname=name)
+    return archive.getvalue()
 
 
 class OutputReader:
@@ -126,10 +129,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def get(self, body: bytes) -> bytes:
         """Pack a file or a folder into an archive."""
-        content = io.BytesIO()
-        with tarfile.open(fileobj=content, mode="w") as archive:
-            archive.add(self.headers["X-Path"], arcname=self.headers["X-Name"])
-        return content.getvalue()
+        return pack(self.headers["X-Path"], self.headers["X-Name"])
 
     def answer(self, status: int, content: bytes) -> None:
         """Send a response."""

@@ -131,11 +131,9 @@ async def _check_task(name: str, path: Path, environment: EnvironmentConfig) -> 
     start_s = time.monotonic()
     if (fault := await in_thread(find_task_fault, path)) is not None:
         return TaskCheck(name, "broken", None, None, fault, time.monotonic() - start_s)
-    solvable = await in_thread(_has_solution, path)
-    agents = ["oracle", "nop"] if solvable else ["nop"]
-    results = await asyncio.gather(*(_run_agent(path, agent, environment) for agent in agents))
-    trials = dict(zip(agents, results, strict=True))
-    nothing, solution = trials["nop"], trials.get("oracle")
+    agents = ["nop", "oracle"] if await in_thread(_has_solution, path) else ["nop"]
+    nothing, *others = await asyncio.gather(*(_run_agent(path, agent, environment) for agent in agents))
+    solution = others[0] if others else None
     finding, detail, output = _judge(solution, nothing)
     rewards = None if solution is None else solution.rewards
     loopholes = await in_thread(_find_loopholes, path, environment)

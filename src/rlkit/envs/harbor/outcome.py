@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from rlkit.errors import (
@@ -68,14 +68,11 @@ class Rules:
             )
 
     def get_rule(self, cause: Cause | None) -> Rule:
-        """Return the rule for a cause; `verify` where there is none."""
-        rules: Mapping[Cause | None, Rule] = {
-            None: "verify",
-            "timeout": self.timeout,
-            "overflow": self.overflow,
-            "agent_error": self.agent_error,
-        }
-        return rules.get(cause, self.environment_error)
+        """Return the rule for a cause; `verify` where there is none.
+
+        An error of the verifier or the service has the rule for an error of the environment.
+        """
+        return "verify" if cause is None else asdict(self).get(cause, self.environment_error)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from rlkit.envs.math import math_verify_pool
 from rlkit.envs.math.answers.comparison import DEFAULT_POLICIES, Policies, Verdict, judge, validate
@@ -52,6 +53,10 @@ def compare(answer: str, gold: str, *, policies: Policies = DEFAULT_POLICIES) ->
     return judge(answer, gold, policies).verdict
 
 
+_turns = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]()
+"""Lock for one comparison in a pass of an event loop: thousands in a pass would block it for seconds."""
+
+
 class Grader:
     """Grader of answers: any number at once, from any event loop.
 
@@ -66,7 +71,6 @@ class Grader:
         self.limit_s = limit_s
         self.processes = processes
         self._counts: Counter[GradingMethod] = Counter()
-        self._turn: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         math_verify_pool.is_installed()  # cached here: it searches the file system, which would block an event loop
 
     def __reduce__(self) -> tuple[partial[Grader], tuple[()]]:
@@ -79,13 +83,8 @@ class Grader:
 
     async def grade(self, answer: str, gold: str) -> Grade:
         """Compare an answer with the gold one; GoldError if the gold answer cannot be graded."""
-        loop = asyncio.get_running_loop()
-        if self._turn is None or self._turn[0] is not loop:
-            self._turn = loop, asyncio.Lock()
-        async with self._turn[1]:
-            await asyncio.sleep(
-                0
-            )  # a pass of the loop for each comparison: thousands in one would block it for seconds
+        async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            await asyncio.sleep(0)
             judgement = judge(answer, gold, self.policies)
         if judgement.verdict == "unknown":
             grade = await self._ask_math_verify(answer, gold, is_gold_readable=judgement.gold_read)

@@ -11,9 +11,10 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from rlkit._util import files
 from rlkit._util.files.lock import make_once
@@ -22,6 +23,9 @@ from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.table_files import Row, read_rows
 from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.tokenizers.hub import hub_problem
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 _FILE_HINT = "path to the file in addition to dataset (for an excluded set, add the file to exclude)"
 
@@ -90,35 +94,18 @@ def _download(table: Table, path: Path, *, note: Callable[[int], None]) -> None:
     make_once(path, write)
 
 
-class _Stream(Protocol):
-    """`IterableDataset` of `datasets`, which has no types."""
-
-    column_names: Sequence[str] | None
-
-    def __iter__(self) -> Iterator[Row]: ...
-
-
-class _Builder(Protocol):
-    config: object
-
-    def as_streaming_dataset(self, split: str) -> _Stream: ...
-
-
-def _builder(table: Table, **settings: Sequence[str]) -> _Builder:
-    import datasets
-
-    load = cast("Callable[..., _Builder]", datasets.load_dataset_builder)
-    return load(table.repository, table.config, revision=table.revision, **settings)
-
-
 def _stream_rows(table: Table) -> Iterable[Row]:
     """Stream the rows of a table; from Parquet, download only the columns in use."""
-    builder = _builder(table)
-    stream = builder.as_streaming_dataset(split=table.split)
+    import datasets
+
+    load = partial(datasets.load_dataset_builder, table.repository, table.config, revision=table.revision)
+    builder = load()
+    stream = cast("IterableDataset", builder.as_streaming_dataset(split=table.split))
     if stream.column_names is not None:
         _check_columns(table, stream.column_names)
     if hasattr(builder.config, "columns"):
-        return _builder(table, columns=table.columns.names).as_streaming_dataset(split=table.split)
+        builder = load(columns=table.columns.names)
+        return cast("IterableDataset", builder.as_streaming_dataset(split=table.split))
     return stream  # without Parquet, rows have all columns
 
 

@@ -69,15 +69,14 @@ def select(
     *,
     excluded: Collection[str] = (),
     is_gradable: Callable[[str], bool],
-    counts: SelectionCounts,
-) -> list[Problem]:
-    """Return the selected problems in order, no question twice.
+) -> tuple[list[Problem], SelectionCounts]:
+    """Return the selected problems in order, no question twice, and the numbers of all.
 
     Args:
         problems: problems of the dataset; None for a row without one.
         excluded: normalised questions that are left out.
-        counts: updated in place.
     """
+    counts = SelectionCounts()
     questions = set[str]()
     candidates = list[Problem]()
     for problem in problems:
@@ -97,7 +96,7 @@ def select(
     for _ in ordered:
         counts.left_out["are over the limit"] += 1
     counts.selected = len(selected)
-    return selected
+    return selected, counts
 
 
 def _reject_reason(

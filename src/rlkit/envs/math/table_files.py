@@ -1,3 +1,5 @@
+# pyarrow has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportMissingTypeStubs=false
 """Tables in files: JSON lines, JSON, Parquet, CSV or TSV.
 
 Invariant: a row is a mapping from column to value, whatever the format; an error is one line that names
@@ -8,9 +10,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from rlkit._util.paths import expand_user
 from rlkit.config.loading.objects import missing_file
@@ -73,25 +75,15 @@ def _check_row(row: object, where: str) -> Row:
     return cast("Row", row)
 
 
-class _Batch(Protocol):
-    def to_pylist(self) -> list[Row]: ...
-
-
-class _Batches(Protocol):
-    """`ParquetFile` of `pyarrow`, which has no types."""
-
-    def iter_batches(self) -> Iterable[_Batch]: ...
-
-
 def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
 
     try:
-        table = cast("_Batches", parquet.ParquetFile(path))
-    except cast("type[Exception]", pyarrow.ArrowException) as error:
+        table = parquet.ParquetFile(path, pre_buffer=False)
+    except pyarrow.ArrowException as error:
         raise UsageError(f"path: {path} is not a Parquet file: {error}") from None
-    for batch in table.iter_batches():
+    for batch in table.iter_batches(use_threads=False):
         yield from batch.to_pylist()
 
 

@@ -20,6 +20,9 @@ from rlkit.types import Json, Message, Outcome, Reply
 type RewardFunction = Callable[[str, str], float]
 """User's function from the reply's text and the gold answer to the reward."""
 
+_share_grader = cache(Grader)
+"""Grader of all tasks with the same policies: it counts grades, and tasks are immutable."""
+
 MAX_RECORDED_CHARS = 1_000  # limit of a recorded answer: a model may put pages in a box
 
 
@@ -79,7 +82,7 @@ class MathProblem(Env):
             return Outcome(reward, metrics, self._info(answer, "own grader"), truncated=reply.truncated)
         method, is_correct = "no answer", False
         if answer is not None:
-            grade = await _grader(self.scoring.policies).grade(answer, gold)
+            grade = await _share_grader(policies=self.scoring.policies).grade(answer, gold)
             method, is_correct = grade.method, grade.correct
         reward = float(is_correct) - self.scoring.format_weight * (not formatted)
         metrics = {"correct": float(is_correct), "format": float(formatted)}
@@ -94,9 +97,3 @@ class MathProblem(Env):
             "graded": method,
             "labels": {name: label for name, label in labels.items() if label is not None},
         }
-
-
-@cache
-def _grader(policies: Policies) -> Grader:
-    """Return the grader that all tasks share: it counts grades, and tasks are immutable."""
-    return Grader(policies=policies)

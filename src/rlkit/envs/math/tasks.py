@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, cast
 
 from pydantic import Field
 
+from rlkit._util.sections import Positive
 from rlkit.envs.math.catalogue import DATASETS, Columns, Dataset, Gold, Table
 from rlkit.envs.math.grader import Policies, validate
 from rlkit.envs.math.hub_tables import newest_commit, table_rows
 from rlkit.envs.math.problems import Problem, normalise_question, read_problems
 from rlkit.envs.math.prompts import EXAMPLES, Example, Template
-from rlkit.envs.math.selection import Order, Selection, SelectionCounts, Share, select
+from rlkit.envs.math.selection import Order, Selection, Share, select
 from rlkit.envs.math.table_files import read_rows
 from rlkit.envs.math.task import MathProblem, RewardFunction, Scoring
 from rlkit.errors import UsageError, did_you_mean
@@ -27,19 +28,9 @@ from rlkit.tasks.provenance import PinTasks
 from rlkit.types import Json
 
 type Note = Callable[[str], None]
-type Length = Annotated[int, Field(ge=1)]
 type Commits = Mapping[str, str]  # commit by repository, where it differs from the catalogue's
 
 _QUESTION_COLUMNS = ("question", "problem", "prompt")  # columns that may hold the questions of a file in `exclude`
-
-
-@dataclass(frozen=True, slots=True)
-class _ProblemSource:
-    """Problems, the name of their dataset in messages and task ids, and its catalogue entry (empty for a file)."""
-
-    name: str
-    problems: Iterator[Problem | None]
-    dataset: Dataset
 
 
 def maths(
@@ -57,10 +48,10 @@ def maths(
     subjects: Sequence[str] = (),
     min_level: float | None = None,
     max_level: float | None = None,
-    max_question_characters: Length | None = None,
-    max_answer_characters: Length | None = None,
+    max_question_characters: Positive | None = None,
+    max_answer_characters: Positive | None = None,
     order: Order = "shuffled",
-    limit: Length | None = None,
+    limit: Positive | None = None,
     seed: Annotated[int, Field(ge=0)] = 0,
     suffix: str | None = None,
     system: str | None = None,
@@ -84,38 +75,40 @@ def maths(
         UsageError: an argument makes no sense, a file cannot be read, or no problem is left.
         MissingError: the dataset is not on this machine, and the hub cannot be reached.
     """
-    overrides = {"question": question, "answer": answer, "gold": gold, "level": level, "subject": subject}
-    columns = {name: value for name, value in overrides.items() if value is not None}
+    columns = {"question": question, "answer": answer, "gold": gold, "level": level, "subject": subject}
     commits = _resolve_commits(dataset if path is None else None, exclude, revision, pin)
-    source = _open_source(dataset, path, split, columns, commits=commits, test_share=test_share, note=note)
-    template = _make_template(source.dataset.template, suffix, system, examples)
-    scoring = _make_scoring(source.dataset.policies, format_weight, policies, grader)
+    source, entry, rows = _open_source(dataset, path, split, columns, commits, test_share=test_share, note=note)
+    template = _make_template(entry.template, suffix, system, examples)
+    if grader is not None and (format_weight or policies is not None):
+        raise UsageError("grader: it returns the reward, so format_weight and policies have no effect with it")
+    scoring = Scoring(format_weight, policies or entry.policies, grader)
     share: Share | None = ("test" if split == "test" else "train", test_share) if test_share else None
     selection = Selection(
         subjects, min_level, max_level, max_question_characters, max_answer_characters, order, limit, seed, share
     )
-    excluded = _read_questions(source.dataset.exclude if exclude is None else exclude, commits, note)
-    counts = SelectionCounts()
+    excluded = _read_questions(entry.exclude if exclude is None else exclude, commits, note)
     is_gradable = bool if grader is not None else validate  # a custom grader takes any answer that is not empty
-    problems = select(source.problems, selection, excluded=excluded, is_gradable=is_gradable, counts=counts)
+    problems, counts = select(rows, selection, excluded=excluded, is_gradable=is_gradable)
     if not problems:
-        raise UsageError(f"no problem of {source.name} is left: {counts}")
-    note(f"{source.name}: {counts}")
-    return [MathProblem(problem, source.name, template, scoring) for problem in problems]
+        raise UsageError(f"no problem of {source} is left: {counts}")
+    note(f"{source}: {counts}")
+    return [MathProblem(problem, source, template, scoring) for problem in problems]
 
 
 def _open_source(
     name: str | None,
     path: Path | None,
     split: str | None,
-    columns: dict[str, str],
-    *,
+    columns: Mapping[str, str | None],
     commits: Commits,
+    *,
     test_share: float,
     note: Note,
-) -> _ProblemSource:
+) -> tuple[str, Dataset, Iterator[Problem | None]]:
+    """Return the name of a dataset in messages and task ids, its entry (empty for a file), and its problems."""
     if name is None and path is None:
         raise UsageError(f"dataset: set it to one of {', '.join(DATASETS)}, or set path to a file")
+    overrides = {column: label for column, label in columns.items() if label is not None}
     dataset = Dataset({}, "") if name is None else _find_dataset(name)
     if test_share and split not in ("train", "test"):
         raise UsageError("split: with test_share, set it to train or test")
@@ -123,17 +116,17 @@ def _open_source(
         default = next(iter(dataset.splits.values()))[0].columns if dataset.splits else Columns("question", "answer")
         if split is not None and not test_share and split not in dataset.splits:
             raise UsageError(f"split: {path} has no split {split!r}; set test_share, or leave out split")
-        file_columns = replace(default, **columns)  # pyright: ignore[reportArgumentType]  texts, checked as arguments
+        file_columns = replace(default, **overrides)  # pyright: ignore[reportArgumentType]  texts, checked as arguments
         problems = read_problems(read_rows(path), file_columns, where=f"path: {path}")
-        return _ProblemSource(_join_split(name or path.stem, split), problems, dataset)
+        return _join_split(name or path.stem, split), dataset, problems
     assert name is not None  # `name` or `path` is set
-    if columns:
-        raise UsageError(f"{next(iter(columns))}: has no effect: the columns of the dataset {name} are fixed")
+    if overrides:
+        raise UsageError(f"{next(iter(overrides))}: has no effect: the columns of the dataset {name} are fixed")
     if test_share and len(dataset.splits) > 1:
         raise UsageError(f"test_share: {name} has splits of its own: {', '.join(dataset.splits)}")
     catalogue_split = next(iter(dataset.splits)) if split is None or test_share else split
     problems = _read_split(name, catalogue_split, commits, note)
-    return _ProblemSource(_join_split(name, split or catalogue_split), problems, dataset)
+    return _join_split(name, split or catalogue_split), dataset, problems
 
 
 def _resolve_commits(name: str | None, exclude: Sequence[str] | None, revision: str | None, pin: PinTasks) -> Commits:
@@ -221,11 +214,3 @@ def _make_template(
     return Template(
         default.suffix if suffix is None else suffix, default.system if system is None else system, tuple(examples)
     )
-
-
-def _make_scoring(
-    default: Policies, format_weight: float, policies: Policies | None, grader: RewardFunction | None
-) -> Scoring:
-    if grader is not None and (format_weight or policies is not None):
-        raise UsageError("grader: it returns the reward, so format_weight and policies have no effect with it")
-    return Scoring(format_weight, policies or default, grader)

@@ -136,10 +136,7 @@ def _parse_splits(
     if splits is None:
         return None
     if isinstance(splits, Mapping):
-        parsed = {
-            name: value if isinstance(value, Split) else validate_fields(Split, value or {}, place=f"splits.{name}")
-            for name, value in splits.items()
-        }
+        parsed = {name: validate_fields(Split, value or {}, place=f"splits.{name}") for name, value in splits.items()}
     else:
         parsed = dict.fromkeys([splits] if isinstance(splits, str) else splits, Split())
     if not parsed:

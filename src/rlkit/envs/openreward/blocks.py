@@ -13,13 +13,7 @@ from rlkit.errors import EnvironmentFault
 from rlkit.types import Episode, ImagePart, Json, Message, TextPart, Tool, ToolCall
 
 if TYPE_CHECKING:
-    from openreward.api.environments.types import (
-        ImageBlock,
-        MessageBlock,
-        TextBlock,
-        ToolCallBlock,
-        ToolSpec,
-    )
+    from openreward.api.environments.types import ImageBlock, MessageBlock, TextBlock, ToolCallBlock, ToolSpec
     from openreward.api.environments.types import Message as ServerMessage
 
 type Clean = Callable[[str], str]

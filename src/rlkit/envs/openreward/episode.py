@@ -22,20 +22,17 @@ type Reason = Literal["finished", "answered", "no_call", "cut_off", "max_turns",
 call; its reply was truncated without a call; no turns are left; no tokens are left."""
 
 _CUT_SHORT = ("cut_off", "max_turns", "tokens")
+_METRICS = ("tool_calls", "wrong_tool_calls", "malformed_tool_calls", "nudges", "seconds/tools")
 
 
 @dataclass(slots=True)
 class Episode:
-    """Conversation so far, the model's tools, and counts of its calls."""
+    """Conversation so far, the model's tools, and metrics of its calls."""
 
     messages: list[Message]
     tools: Sequence[Tool]
     rewards: list[float | None] = field(default_factory=list[float | None])
-    calls: int = 0
-    wrong: int = 0
-    malformed: int = 0
-    nudges: int = 0
-    tools_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_METRICS, 0.0))
     finished: bool = False
 
 
@@ -54,7 +51,8 @@ async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
         "messages": make_readable(episode.messages),
         "compared": is_group_scored,
     }
-    return Outcome(reward, _metrics(episode, reason), info, truncated=reason in _CUT_SHORT)
+    endings = {f"ended/{name}": float(name == reason) for name in get_args(Reason.__value__)}
+    return Outcome(reward, episode.metrics | endings, info, truncated=reason in _CUT_SHORT)
 
 
 async def _loop(session: Session, policy: Policy, settings: Settings, episode: Episode) -> Reason:
@@ -89,13 +87,13 @@ async def _answer_reply(
             return "answered"
         if settings.on_message == "end":
             return "no_call"
-        episode.nudges += 1
+        episode.metrics["nudges"] += 1
         names = ", ".join(tool["name"] for tool in episode.tools)
         nudge = f"There was no tool call in your reply. Call one of the tools: {names}."
         episode.messages.append({"role": "user", "content": nudge})
         return None
     for call in reply.tool_calls:
-        episode.calls += 1
+        episode.metrics["tool_calls"] += 1
         answer = await _call_tool(session, episode, call)
         _record_answer(episode, policy, answer)
         episode.messages.append(
@@ -104,7 +102,7 @@ async def _answer_reply(
         if episode.finished:
             return "finished"
     if reply.malformed_tool_calls:
-        episode.malformed += len(reply.malformed_tool_calls)
+        episode.metrics["malformed_tool_calls"] += len(reply.malformed_tool_calls)
         # Not as a tool message: without a call to answer, some chat formats cannot render it and others reject it.
         errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed_tool_calls)
         episode.messages.append({"role": "user", "content": errors})
@@ -120,7 +118,7 @@ async def _call_tool(session: Session, episode: Episode, call: ToolCall) -> Answ
 
 
 def _record_answer(episode: Episode, policy: Policy, answer: Answer) -> None:
-    episode.wrong += answer.wrong
+    episode.metrics["wrong_tool_calls"] += answer.wrong
     if not answer.wrong:
         episode.rewards.append(answer.reward)
     if answer.reward is not None:
@@ -133,7 +131,7 @@ async def _time_call(episode: Episode, call: Awaitable[Answer]) -> Answer:
     try:
         return await call
     finally:
-        episode.tools_s += time.perf_counter() - started_s
+        episode.metrics["seconds/tools"] += time.perf_counter() - started_s
 
 
 def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
@@ -141,14 +139,3 @@ def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
     if head is None or head["role"] != "system" or not isinstance(head["content"], str):
         return [{"role": "system", "content": text}, *messages]
     return [{"role": "system", "content": f"{text}\n\n{head['content']}"}, *messages[1:]]
-
-
-def _metrics(episode: Episode, reason: Reason) -> dict[str, float]:
-    return {
-        "tool_calls": float(episode.calls),
-        "wrong_tool_calls": float(episode.wrong),
-        "malformed_tool_calls": float(episode.malformed),
-        "nudges": float(episode.nudges),
-        "seconds/tools": episode.tools_s,
-        **{f"ended/{name}": float(name == reason) for name in get_args(Reason.__value__)},
-    }

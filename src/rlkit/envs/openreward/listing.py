@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, cast
+from typing import Annotated, ClassVar, cast
 
 from pydantic import ConfigDict, Field, StrictBool
 
@@ -22,11 +22,9 @@ from rlkit.envs.openreward.connection.clients import Access, environment
 from rlkit.envs.openreward.connection.faults import classify_error, configuration_error, describe_error
 from rlkit.envs.openreward.connection.target import Target
 from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
+from rlkit.tasks.provenance import PinTasks
 from rlkit.tasks.sources import epoch_order
-
-if TYPE_CHECKING:
-    from rlkit.tasks.provenance import PinTasks
-    from rlkit.types import Json
+from rlkit.types import Json
 
 type Note = Callable[[str], None]
 type _Count = Annotated[int, Field(strict=True, ge=1)]
@@ -122,11 +120,8 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
     tasks = list[tuple[str, int]]()
     for name, size in sizes.items():
         split = splits.get(name, Split())
-        order = (
-            epoch_order(size, seed=derive_seed(seed, "openreward", name), epoch=0).tolist()
-            if split.shuffle
-            else list(range(size))
-        )
+        shuffled = epoch_order(size, seed=derive_seed(seed, "openreward", name), epoch=0)
+        order: list[int] = shuffled.tolist() if split.shuffle else list(range(size))
         tasks += [(name, index) for index in order[: split.num_samples]]
     if not tasks:
         raise UsageError(f"splits: there are no tasks in {', '.join(sizes)}")
@@ -194,13 +189,9 @@ async def _hash_tasks(access: Access, tasks: Sequence[tuple[str, int]], limit_s:
         task = await _request(access.target.name, lambda: env.get_task(split, index), limit_s)
         return json.dumps([split, index, task.task_spec], sort_keys=True).encode()
 
-    picked = (
-        [tasks[place * len(tasks) // _HASHED_TASKS] for place in range(_HASHED_TASKS)]
-        if len(tasks) > _HASHED_TASKS
-        else tasks
-    )
+    count = min(len(tasks), _HASHED_TASKS)
     try:
-        lines = await run_together(encode_task(split, index) for split, index in picked)
+        lines = await run_together(encode_task(*tasks[place * len(tasks) // count]) for place in range(count))
     except RlkitError:
         return None
     return hashlib.sha256(b"\n".join(lines)).hexdigest()

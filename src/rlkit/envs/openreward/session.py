@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard, cast
@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 from rlkit.envs.openreward.admission import Gate
 from rlkit.envs.openreward.blocks import Content, convert_content, convert_messages, convert_tool, make_candidate
 from rlkit.envs.openreward.connection.faults import SessionLost, classify_error, configuration_error, describe_error
-from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.errors import EnvironmentFault
 from rlkit.types import Episode, Json, Message, Tool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from openreward.api.environments.client import AsyncSession
     from openreward.api.environments.types import ToolOutput
 
@@ -52,13 +50,22 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Open session."""
+    """Session of a task, which `open` opens."""
 
-    raw: AsyncSession  # entered session of the SDK
+    raw: AsyncSession  # session of the SDK
     gate: Gate  # gate of the environment, told about busy responses
     limits: TimeLimits
     name: str
     clean: Callable[[str], str]  # function that removes secrets from a text
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[None]:
+        """Open the session, and delete it at the end; raises as `opening`."""
+        try:
+            await self._request("opening a session", self.raw.__aenter__, self.limits.start_s, opening=True)
+            yield
+        finally:
+            await _delete_session(self.raw, self.limits.request_s)
 
     async def opening(self) -> tuple[list[Message], list[Tool]]:
         """Return the initial messages of the task, and its tools. Call it once, before any other method.
@@ -115,7 +122,7 @@ class Session:
                     case "busy" if attempt < _BUSY_CALLS:
                         self.gate.refused()
                     case _:
-                        raise _failure(self.name, f"calling {tool}", error, self.clean) from error
+                        raise self._make_failure(f"calling {tool}", error) from error
             await self.gate.pause()
         else:
             raise AssertionError("the last attempt returns or raises")
@@ -126,11 +133,22 @@ class Session:
             raise EnvironmentFault(f"{self.name}: {tool} returned {finished!r} for finished, which must be a bool")
         return Answer(convert_content(output.blocks, self.clean), None if reward is None else float(reward), finished)
 
-    async def _request[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    async def _request[T](
+        self, what: str, request: Callable[[], Awaitable[T]], limit_s: float, *, opening: bool = False
+    ) -> T:
         try:
             return await _within(limit_s, request)
         except Exception as error:
-            raise _failure(self.name, what, error, self.clean) from error
+            raise self._make_failure(what, error, opening=opening) from error
+
+    def _make_failure(self, what: str, error: Exception, *, opening: bool = False) -> Exception:
+        kind = classify_error(error, opening=opening)
+        if kind == "configuration":
+            return configuration_error(self.name, error, self.clean)
+        message = f"{self.name}: {what}: {describe_error(error, self.clean)}"
+        if kind in ("busy", "infrastructure"):
+            return SessionLost(message, busy=kind == "busy")
+        return EnvironmentFault(message)
 
 
 def _is_finite(reward: object) -> TypeGuard[float]:
@@ -139,40 +157,6 @@ def _is_finite(reward: object) -> TypeGuard[float]:
         return isinstance(reward, float | int) and math.isfinite(reward)
     except OverflowError:
         return False
-
-
-def _failure(
-    name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool = False
-) -> Exception:
-    kind = classify_error(error, opening=opening)
-    if kind == "configuration":
-        return configuration_error(name, error, clean)
-    message = f"{name}: {what}: {describe_error(error, clean)}"
-    if kind in ("busy", "infrastructure"):
-        return SessionLost(message, busy=kind == "busy")
-    return EnvironmentFault(message)
-
-
-@asynccontextmanager
-async def open_session(
-    make: Callable[[], AsyncSession], gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
-) -> AsyncGenerator[Session]:
-    """Open the session that `make` returns, and delete it at the end. Other arguments are as in `Session`.
-
-    Raises as `Session.opening`.
-    """
-    try:
-        raw = make()
-    except ValueError as error:
-        raise UsageError(f"{name}: {clean(str(error))}") from error
-    try:
-        try:
-            await _within(limits.start_s, raw.__aenter__)
-        except Exception as error:
-            raise _failure(name, "opening a session", error, clean, opening=True) from error
-        yield Session(raw, gate, limits, name, clean)
-    finally:
-        await _delete_session(raw, limits.request_s)
 
 
 async def _delete_session(raw: AsyncSession, limit_s: float) -> None:

@@ -16,7 +16,7 @@ from rlkit.envs.openreward.connection.clients import environment
 from rlkit.envs.openreward.connection.faults import SessionLost
 from rlkit.envs.openreward.connection.servers import LocalServer
 from rlkit.envs.openreward.episode import play
-from rlkit.envs.openreward.session import Session, open_session
+from rlkit.envs.openreward.session import Session
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
@@ -24,7 +24,7 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.types import Episode, Json, Outcome
 
 if TYPE_CHECKING:
-    from openreward.api.environments.client import AsyncEnvironment, AsyncSession
+    from openreward.api.environments.client import AsyncEnvironment
 
 
 @dataclass(frozen=True)
@@ -96,19 +96,19 @@ class OpenRewardTask(Env):
     async def _use_session[T](
         self, env: AsyncEnvironment, session_gate: Gate, use: Callable[[Session], Awaitable[T]]
     ) -> T:
-        settings = self.settings
+        settings, name = self.settings, self.settings.access.target.label
         clean = settings.secrets.cleaner(settings.access.key)
-
-        def make() -> AsyncSession:
-            return env.session(
+        try:
+            raw = env.session(
                 split=self.split,
                 index=self.index,
                 secrets=settings.secrets.sent() or None,
                 toolset=settings.toolset,  # pyright: ignore[reportArgumentType]  checked by the SDK
             )
-
-        name = settings.access.target.label
-        async with open_session(make, session_gate, settings.time, name=name, clean=clean) as session:
+        except ValueError as error:
+            raise UsageError(f"{name}: {clean(str(error))}") from error
+        session = Session(raw, session_gate, settings.time, name, clean)
+        async with session.open():
             await self._check_version(session)
             session_gate.opened()
             return await use(session)

@@ -15,14 +15,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rlkit._util.json_values import escape_surrogates, safe_str
+from rlkit._util.sections import validate_fields
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
 from rlkit.policy import Policy
 from rlkit.types import Json, Turn
 
 if TYPE_CHECKING:
+    from harbor.agents.options import AgentOptions
     from harbor.trial.trial import Trial
 
 type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
@@ -95,6 +97,14 @@ def join_ends(ends: Sequence[AgentEnd]) -> AgentEnd:
 
 class PolicyAgent:
     """An agent of a trial, whose policy is set before the trial runs."""
+
+    options_model: ClassVar[type[AgentOptions] | None]
+
+    @classmethod
+    def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Any:
+        """Return the options; UsageError that names the first invalid one."""
+        assert cls.options_model is not None
+        return validate_fields(cls.options_model, kwargs or {}, place="agent options")
 
     @cached_property
     def policy(self) -> Policy:

@@ -77,11 +77,7 @@ _CONNECTIONS: Mapping[str, _Connection] = {
     ),
     "copilot-cli": _Connection(
         "gpt-5-mini",  # with names that it does not know it sends top_p
-        {
-            "COPILOT_PROVIDER_BASE_URL": "{url}",
-            "COPILOT_PROVIDER_API_KEY": "{key}",
-            "COPILOT_OFFLINE": "true",
-        },
+        {"COPILOT_PROVIDER_BASE_URL": "{url}", "COPILOT_PROVIDER_API_KEY": "{key}", "COPILOT_OFFLINE": "true"},
         rivals=("COPILOT_PROVIDER_BEARER_TOKEN", "COPILOT_PROVIDER_TYPE"),
     ),
     "deerflow": _Connection("openrouter/policy", {"OPENROUTER_API_KEY": "{key}"}, {"openrouter_base_url": "{url}"}),

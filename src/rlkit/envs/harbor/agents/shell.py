@@ -12,8 +12,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self, cast, override
+from typing import Annotated, ClassVar, Self, cast, override
 
 from harbor.agents.base import BaseAgent
 from harbor.agents.options import AgentOptions
@@ -22,7 +21,6 @@ from harbor.models.agent.context import AgentContext
 from pydantic import Field, model_validator
 
 from rlkit._util.json_values import safe_str
-from rlkit._util.sections import validate_fields
 from rlkit.envs.harbor.agents.agent import AgentEnd, EnvironmentDown, PolicyAgent, count_tokens, limit_reply
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
@@ -85,11 +83,6 @@ class ShellAgent(PolicyAgent, BaseAgent):
     """
 
     options_model: ClassVar[type[AgentOptions] | None] = ShellOptions
-
-    @classmethod
-    @override
-    def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> ShellOptions:
-        return validate_fields(ShellOptions, kwargs or {}, place="agent options")
 
     @staticmethod
     @override

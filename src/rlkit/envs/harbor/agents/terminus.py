@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +35,6 @@ from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
 from rlkit._util.json_values import safe_str
-from rlkit._util.sections import validate_fields
 from rlkit.envs.harbor.agents.agent import AgentEnd, EnvironmentDown, PolicyAgent, Reason, count_tokens
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
@@ -94,11 +93,6 @@ class PolicyTerminus2(PolicyAgent, Terminus2):
         self._is_truncated = False
         self._is_confirmed = False
         super().__init__(logs_dir, model_name or "policy", **cast("Any", {**defaults, **kwargs}))
-
-    @classmethod
-    @override
-    def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Any:
-        return validate_fields(cls.options_model, kwargs or {}, place="agent options")
 
     @override
     def _get_parser(self) -> _SafeParser:  # pyright: ignore[reportIncompatibleMethodOverride]  same methods
@@ -349,8 +343,6 @@ class _GuardedEnvironment:
     async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
         try:
             return await self._environment.exec(*args, **kwargs)
-        except EnvironmentDown:
-            raise
         except Exception as error:
             raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {safe_str(error)}") from error
 

@@ -155,43 +155,33 @@ def _number_lines(names: _Names) -> FileTask:
 
 type _Kind = Callable[[_Names], FileTask]
 
-_LEVEL_1_KINDS: Mapping[str, _Kind] = {
-    "make-folder": _make_folder,
-    "delete-file": _delete_file,
-    "rename-file": _rename_file,
-    "copy-file": _copy_file,
-    "write-word": _write_word,
-}
+_LEVEL_1 = (_make_folder, _delete_file, _rename_file, _copy_file, _write_word)
 
 
 def _two_commands(names: _Names) -> FileTask:
-    first, second = (make(names) for make in names.rng.sample(list(_LEVEL_1_KINDS.values()), 2))
+    first, second = (make(names) for make in names.rng.sample(_LEVEL_1, 2))
     instruction = f"{first.instruction} Then {second.instruction[0].lower()}{second.instruction[1:]}"
     files = {**first.files, **second.files}
     return FileTask(instruction, f"{first.solution}\n{second.solution}", first.checks + second.checks, files)
 
 
-_LEVELS: Mapping[int, Mapping[str, _Kind]] = {
-    1: _LEVEL_1_KINDS,
-    2: {
-        "append-word": _append_word,
-        "empty-file": _empty_file,
-        "move-file": _move_file,
-        "sort-lines": _sort_lines,
-    },
-    3: {"two-commands": _two_commands},
-    4: {"count-lines": _count_lines, "folder-and-file": _folder_and_file, "number-lines": _number_lines},
-}
+_LEVELS: Sequence[Sequence[_Kind]] = (
+    _LEVEL_1,
+    (_append_word, _empty_file, _move_file, _sort_lines),
+    (_two_commands,),
+    (_count_lines, _folder_and_file, _number_lines),
+)
 """Kinds of tasks by level: 1, one plain command; 2, one less common command; 3, two commands of level 1 in sequence;
-4, several actions in one line of the shell."""
+4, several actions in one line of the shell. The names of the functions are in the ids of tasks."""
 
 
 def generate_file_tasks(settings: FileTasksSettings) -> Iterator[FileTask]:
     """Yield the tasks, with ids such as `train/1-make-folder-00`."""
     for split in SPLITS:
         count = settings.variants if split == "train" else settings.held_out
-        for level, kinds in _LEVELS.items():
-            for kind, make in kinds.items():
+        for level, kinds in enumerate(_LEVELS, start=1):
+            for make in kinds:
+                kind = make.__name__.lstrip("_").replace("_", "-")
                 yield from _generate_variants(split, f"{level}-{kind}", count, settings.seed, make)
 
 

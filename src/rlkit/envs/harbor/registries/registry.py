@@ -94,13 +94,8 @@ async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[
     from harbor.tasks.client import TaskClient
 
     name, version = parse_dataset(dataset)
-    is_package = "/" in name
-    config = DatasetConfig(
-        name=name,
-        version=None if is_package else version,
-        ref=version if is_package else None,
-        registry_path=path,
-    )
+    field = "ref" if "/" in name else "version"  # a package has an organisation in its name
+    config = DatasetConfig.model_validate({"name": name, field: version, "registry_path": path})
     configs = await config.get_task_configs()
     tasks = {_get_name(task): task for task in configs}
     if len(tasks) < len(configs):

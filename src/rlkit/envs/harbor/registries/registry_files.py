@@ -39,12 +39,10 @@ def read_rows(
         _check_url(registry)
         return _download(registry, note, sleep)
     try:
-        text = expand_user(registry).read_text(encoding="utf-8")
+        return _parse(expand_user(registry).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise UsageError(f"registry: {registry} cannot be read: {reason}") from None
-    try:
-        return _parse(text)
     except _InvalidRegistryError as error:
         raise UsageError(f"registry: {registry} {error}") from None
 

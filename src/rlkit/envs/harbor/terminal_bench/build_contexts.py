@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlkit.envs.harbor.terminal_bench.differences import as_mapping
+from rlkit._util.files.json_fields import pick_object
 from rlkit.types import Json
 
 
 def find_context_fault(task: Path, compose: Mapping[str, Json]) -> str | None:
     """Return the reason why the build contexts of a task's compose file cannot be copied, or None."""
-    for service, settings in as_mapping(compose.get("services")).items():
-        for setting, path in _list_paths(as_mapping(settings).get("build")):
+    for service, settings in pick_object(compose, "services").items():
+        for setting, path in _list_paths(pick_object(settings, "").get("build")):
             if _leaves(task, path):
                 return f"the {setting} of its service {service!r} leads out of its folder: {path!r}"
     return None
@@ -27,7 +27,7 @@ def _list_paths(build: Json) -> Iterator[tuple[str, str]]:
     if isinstance(build, str):
         yield "build context", build
         return
-    settings = as_mapping(build)
+    settings = pick_object(build, "")
     context, dockerfile = settings.get("context", "."), settings.get("dockerfile")
     if isinstance(context, str):
         yield "build context", context

@@ -21,10 +21,9 @@ from rlkit.envs.harbor.terminal_bench.checkout import check_out, find_newest_com
 from rlkit.envs.harbor.terminal_bench.convert import Conversion, convert, list_old_tasks
 from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
 from rlkit.errors import MissingError, UsageError
-from rlkit.types import Json
+from rlkit.tasks.provenance import PinTasks
 
 type Note = Callable[[str], None]
-type PinCommit = Callable[[Json], Json]
 
 CONVERSION = 2
 """Version of the conversion. Tasks of earlier versions are converted again."""
@@ -34,11 +33,7 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def select_tasks(
-    entry: Entry,
-    selection: Selection,
-    *,
-    note: Note,
-    pin_commit: PinCommit = lambda newest: newest,
+    entry: Entry, selection: Selection, *, note: Note, pin_commit: PinTasks = lambda newest: newest
 ) -> dict[str, Path]:
     """Return the folders of the selected tasks by name; fetch and convert the dataset if necessary.
 

@@ -5,10 +5,10 @@ Invariant: each setting of a task is converted, has no effect on rewards, or is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
+from rlkit._util.files.json_fields import pick, pick_list, pick_object
 from rlkit.types import Json
 
 PYTEST = "pytest"
@@ -45,34 +45,22 @@ def _compare_settings(task: Path, settings: Mapping[str, Json]) -> Iterator[str]
 def _compare_compose_file(task_name: str, compose: Mapping[str, Json]) -> Iterator[str]:
     from harbor.mappers.terminal_bench import DockerComposeProcessor
 
-    services = as_mapping(compose.get("services"))
+    services = pick_object(compose, "services")
     if not services:
         return
     processor = DockerComposeProcessor(task_name)
     main, _ = processor.get_main_service(dict(compose))
-    service = as_mapping(services[main])
+    service = pick_object(services[main], "")
     if not processor.can_collapse_to_dockerfile(dict(compose)):
         others = ", ".join(name for name in services if name != main)
         subject = f"services ({others}) of docker-compose.yaml need" if others else "docker-compose.yaml needs"
         yield f"its {subject} a container engine: set environment to docker; local does not support it"
     elif "entrypoint" in service:
         yield "its entrypoint needs a container engine: set environment to docker; local does not support it"
-    volumes = {str(volume) for volume in _as_sequence(service.get("volumes"))}
+    volumes = {str(volume) for volume in pick_list(service, "volumes")}
     if unmounted := sorted(volumes - processor.TBENCH_DEFAULT_VOLUMES):
         yield f"its volumes ({', '.join(unmounted)}) are not mounted"
-    yield from _compare_command(service.get("command"))
-
-
-def _compare_command(command: Json) -> Iterator[str]:
-    words = (command if isinstance(command, str) else " ".join(map(str, _as_sequence(command)))).split()
+    command = pick(service, "command", str) or " ".join(map(str, pick_list(service, "command")))
+    words = command.split()
     if set(words) - _IDLE_WORDS:
         yield f"its container ran `{' '.join(words)}`; here nothing runs before the agent"
-
-
-def as_mapping(value: object) -> Mapping[str, Json]:
-    """Return a mapping from YAML unchanged, and an empty mapping for any other value."""
-    return cast("Mapping[str, Json]", value) if isinstance(value, Mapping) else {}
-
-
-def _as_sequence(value: Json) -> Sequence[Json]:
-    return value if isinstance(value, Sequence) and not isinstance(value, str) else ()

@@ -116,15 +116,15 @@ class Git:
 
     def run_with_retries(self, *arguments: str) -> str:
         """Run a command, and retry it after network errors."""
-        for wait_s in (*self.limits.waits_s, None):
+        for wait_s in self.limits.waits_s:
             try:
                 return self.run(*arguments)
             except GitError as error:
-                if not error.network or wait_s is None:
+                if not error.network:
                     raise
                 self.note(f"git: {error}; retrying in {wait_s:g} s")
                 sleep(wait_s)
-        raise AssertionError
+        return self.run(*arguments)
 
     def _wait(self, process: subprocess.Popen[bytes], *, start_s: float) -> tuple[bytes, bytes] | None:
         """Return the output and messages of a call; None if it runs on, GitError at its time limit."""

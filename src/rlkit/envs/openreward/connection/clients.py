@@ -7,6 +7,7 @@ The clients of a pool are closed when its event loop ends.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,8 +20,6 @@ from rlkit.errors import MissingError
 from rlkit.workers.resource import WorkerResource
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from openreward.api.environments.client import AsyncEnvironment, AsyncEnvironmentsAPI
 
 KEY_VARIABLE = "OPENREWARD_API_KEY"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 type Kind = Literal["model", "environment", "busy", "infrastructure", "configuration"]
 
-_BUSY = 429
+BUSY = 429
 _REFUSALS = {
     401: "the API key is missing or invalid: set OPENREWARD_API_KEY",
     402: "the account has no credit left",
@@ -52,7 +52,7 @@ def classify_error(error: BaseException, *, opening: bool) -> Kind:
         case ToolFailed():
             return "infrastructure" if _UNKNOWN_TASK in error.message else "environment"
         case MaxRetriesError():
-            is_busy = any(getattr(cause, "status", None) == _BUSY for cause in error.errors)
+            is_busy = any(getattr(cause, "status", None) == BUSY for cause in error.errors)
             return "busy" if is_busy else "infrastructure"
         case aiohttp.ClientResponseError():
             return _classify_status(error, opening)
@@ -64,7 +64,7 @@ def classify_error(error: BaseException, *, opening: bool) -> Kind:
 
 def _classify_status(error: aiohttp.ClientResponseError, opening: bool) -> Kind:
     text = error.message.lower()
-    if error.status == _BUSY:
+    if error.status == BUSY:
         return "busy"
     if error.status in _REFUSALS or any(phrase in text for phrase in _UNKNOWN):
         return "configuration"

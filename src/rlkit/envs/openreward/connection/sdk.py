@@ -27,6 +27,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Protocol, cast
 
 from rlkit._util.threads import run_in_new_loop
+from rlkit.envs.openreward.connection.faults import BUSY
 
 NEWEST_TESTED = "0.1.167"  # newest version of the SDK that rlkit was tested with
 _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
@@ -34,8 +35,6 @@ _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR
 
 _HTTP_MODULE = "openreward.api._session.http"
 _CLIENT_MODULE = "openreward.api.environments.client"
-
-_BUSY = 429
 
 _log = logging.getLogger("rlkit.openreward")
 
@@ -111,7 +110,7 @@ def patch_prompts() -> None:
 
 def _was_not_executed(error: BaseException) -> bool:
     """Return whether a request was not executed, because the server was busy or not started."""
-    return getattr(error, "status", None) == _BUSY or bool(getattr(error, "backend_starting", False))
+    return getattr(error, "status", None) == BUSY or bool(getattr(error, "backend_starting", False))
 
 
 @dataclass(frozen=True)
