@@ -145,7 +145,7 @@ def engine(directory: Path, device: str) -> dict[str, float]:
                 advantages[:-answer] = 0
             inputs = {"advantages": advantages, "logprobs": np.full(len(tokens), -11, np.float32)}
             examples.append(Example(tokens, np.append(tokens[1:], 0), inputs))
-        learner.forward_backward(examples, make_loss("importance_sampling", {}))
+        learner.run(examples, make_loss("importance_sampling", {}))
 
     sample(4, 1, 2)
     train(training_sequences(vocab)[:4], None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.engine.model.config import ARCHITECTURES, ModelConfig, read_config
-from rlkit.engine.model.rotary import ALL_POSITIONS, AttentionKind, LinearScaling
+from rlkit.engine.model.rotary import ALL_POSITIONS, AttentionKind
 from rlkit.errors import UsageError
 
 from .tiny_models import LLAMA3
@@ -35,6 +35,10 @@ GEMMA: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
 QWEN35: dict[str, object] = {"architectures": ["Qwen3_5ForCausalLM"]}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 QWEN: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "layer_types": [FULL] * 7 + [SLIDING]}
+
+
+def frequencies(theta: float, head_dim: int, *, factor: float = 1.0) -> tuple[float, ...]:
+    return tuple(theta ** (-2 * i / head_dim) / factor for i in range(head_dim // 2))
 
 
 def read_written(directory: Path, **extra: object) -> ModelConfig:
@@ -139,8 +143,8 @@ def test_layers_with_a_sliding_window_are_those_of_the_family(
 )
 def test_the_rotation_of_gemma_depends_on_the_window(extra: dict[str, object], tmp_path: Path) -> None:
     config = read_written(tmp_path, **GEMMA, sliding_window=256, **extra)
-    assert config.attention[5] == AttentionKind(2e6, LinearScaling(8.0))
-    assert config.attention[0] == AttentionKind(3e4, window=256)
+    assert config.attention[5] == AttentionKind(frequencies(2e6, config.head_dim, factor=8.0))
+    assert config.attention[0] == AttentionKind(frequencies(3e4, config.head_dim), window=256)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,8 @@ def test_a_missing_field_has_the_default_of_its_family(tmp_path: Path) -> None:
     assert read_written(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
     smollm3 = read_written(tmp_path, architectures=["SmolLM3ForCausalLM"])
     assert smollm3.tied
-    assert [kind.theta for kind in smollm3.attention] == [2e6, 2e6, 2e6, None] * 2
+    rotated, still = frequencies(2e6, smollm3.head_dim), (0.0,) * (smollm3.head_dim // 2)
+    assert [kind.frequencies for kind in smollm3.attention] == [rotated, rotated, rotated, still] * 2
 
 
 def test_a_model_that_reads_images_has_its_text_model_in_a_section(tmp_path: Path) -> None:
@@ -239,13 +244,13 @@ def test_a_model_that_reads_images_has_its_text_model_in_a_section(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(names | {"text_config": {**PLAIN, "eos_token_id": 7}}))
     config = read_config(tmp_path)
     assert (config.tied, config.hidden_size, config.head_dim, config.eos) == (True, 48, 256, {7})
-    assert config.attention[3] == AttentionKind(10_000.0, rotated=64)
+    assert config.attention[3] == AttentionKind(frequencies(10_000.0, 64))
     assert config.delta is not None
     assert config.delta.layers == {0, 1, 2, 4, 5, 6}
     text = read_written(tmp_path, **QWEN35, full_attention_interval=2, rope_parameters={"partial_rotary_factor": 0.5})
     assert [text.find_delta_net(index) for index in range(8)] == [text.delta, None] * 4
     assert text.delta
-    assert text.attention[1].rotated == 128
+    assert text.attention[1].frequencies == frequencies(10_000.0, 128)
 
 
 def test_a_configuration_is_hashable_and_frozen(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_turns_and_forks_of_conversations_have_the_log_probabilities_of_training
             for sample in result.samples
         ]
         examples = [Example(whole[:-1], whole[1:], {}) for whole in wholes]
-        trained = learner.forward(examples, make_loss("cross_entropy", {})).logprobs
+        trained = learner.run(examples, make_loss("cross_entropy", {}), backward=False).logprobs
         sampled = [
             np.concatenate([result.prompt_scores.logprobs[1:], sample.logprobs])
             for result in results

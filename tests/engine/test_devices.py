@@ -98,7 +98,7 @@ def test_log_probabilities_and_gradients_are_close_to_float32(
         adapter = make_adapter(weights.config, LoraSettings(4), seed=0)
         adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
         learner = Learner(weights, adapter, lanes)
-        output = learner.forward_backward(examples("importance_sampling"), make_loss("importance_sampling", {}))
+        output = learner.run(examples("importance_sampling"), make_loss("importance_sampling", {}))
         results.append((np.concatenate(output.logprobs), learner.gradients.sum(0).cpu()))
     (logprobs, gradient), (rough, rough_gradient) = results
     assert np.abs(logprobs - rough).max() < 0.3
@@ -113,7 +113,7 @@ def test_every_loss_has_a_finite_gradient_and_adam_takes_a_step(tmp_path: Path, 
     weights = load_weights(write_model(tmp_path / "m", "qwen3", scale=0.08), "cuda")
     learner = Learner(weights, make_adapter(weights.config, LoraSettings(4), seed=0), lanes)
     before = learner.adapter.flat.clone()
-    learner.forward_backward(examples(loss), make_loss(loss, {}))
+    learner.run(examples(loss), make_loss(loss, {}))
     assert learner.step(AdamSettings(1e-3, 0.9, 0.95, 1e-12, 0.0, 0.0)) > 0
     assert torch.isfinite(learner.adapter.flat).all()
     assert not torch.equal(before, learner.adapter.flat)

@@ -224,7 +224,7 @@ def test_samples_beyond_a_window_have_the_log_probabilities_of_training(
     (result,) = sample(weights, adapter.snapshot(), lanes, request)
     assert result.prompt_scores.logprobs is not None
     examples = [Example(whole[:-1], whole[1:], {}) for whole in (np.append(prompt, s.tokens) for s in result.samples)]
-    trained = Learner(weights, adapter, lanes).forward(examples, make_loss("cross_entropy", {})).logprobs
+    trained = Learner(weights, adapter, lanes).run(examples, make_loss("cross_entropy", {}), backward=False).logprobs
     for drawn, logprobs in zip(result.samples, trained, strict=True):
         np.testing.assert_allclose(result.prompt_scores.logprobs[1:], logprobs[:69], atol=2e-4)
         np.testing.assert_allclose(drawn.logprobs, logprobs[69:], atol=2e-4)

@@ -217,6 +217,8 @@ ONES = np.ones(8, np.float32)
         ({"pre": "deepseek-v3"}, "'deepseek-v3'"),
         ({"extra_tensor": ("blk.0.attn_q.bias", ONES)}, "attn_q.bias"),
         ({"extra_tensor": ("rope_freqs.weight", ONES)}, "rope_freqs"),
+        ({"extra_tensor": ("rope_freqs.weight", np.nan * ONES)}, "rope_freqs"),
+        ({"extra_tensor": ("rope_freqs.weight", -ONES)}, "rope_freqs"),
         ({"extra": lambda writer: writer.add_uint16("split.count", 3)}, "split.count"),
         ({"extra": lambda writer: writer.add_expert_count(4)}, "mixture of experts"),
         (

@@ -100,8 +100,8 @@ def test_gradients_equal_autograd_on_the_formula(
     adapter = random_adapter(weights, LoraSettings(4, train_unembed=unembed))
     examples = random_examples(loss, [7, 150, 40, 7])
     learner = Learner(weights, adapter, lanes)
-    half = learner.forward_backward(examples[:2], make_loss(loss, {}))
-    rest = learner.forward_backward(examples[2:], make_loss(loss, {}))
+    half = learner.run(examples[:2], make_loss(loss, {}))
+    rest = learner.run(examples[2:], make_loss(loss, {}))
 
     exact, trainable = as_double(weights), double_adapter(adapter)
     monkeypatch.setattr(transformer, "project", formula_of_project)  # not the gradient that is written by hand
@@ -137,7 +137,7 @@ def test_an_optional_input_that_a_sequence_lacks_has_its_default(
     gradients = list[torch.Tensor]()
     for other in (without, filled):
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
-        learner.forward_backward([given, other], make_loss(loss, {}))
+        learner.run([given, other], make_loss(loss, {}))
         gradients.append(learner.gradients.sum(0))
     assert torch.equal(*gradients)
     assert gradients[0].norm() > 0
@@ -157,7 +157,7 @@ def test_logits_are_computed_for_one_piece_of_a_batch_at_a_time(
 
     monkeypatch.setattr(head_module, "matmul", counted)
     learner = Learner(weights, random_adapter(weights, LoraSettings(4, train_unembed=False)), lanes)
-    learner.forward_backward(random_examples("cross_entropy", [300, 250]), make_loss("cross_entropy", {}))
+    learner.run(random_examples("cross_entropy", [300, 250]), make_loss("cross_entropy", {}))
     assert max(rows) == 128
     assert sum(rows) == 550
 
@@ -192,7 +192,7 @@ def test_sampling_gives_the_log_probabilities_of_training(
     weights = load_weights(directory, quantisation=quantisation)
     adapter = random_adapter(weights, LoraSettings(4))
     example = random_examples("cross_entropy", [60])
-    trained = Learner(weights, adapter, lanes).forward(example, make_loss("cross_entropy", {})).logprobs[0]
+    trained = Learner(weights, adapter, lanes).run(example, make_loss("cross_entropy", {}), backward=False).logprobs[0]
     results: list[SampleResult] = []
     decoder = Decoder(make_sampling_weights(weights, adapter.snapshot(), lanes.run), lanes)
     tokens = np.append(example[0].tokens, 0)
@@ -237,7 +237,7 @@ def plain_gradient(weights: Weights, adapter: Adapter, examples: list[Example], 
     """The gradient with each example in a request of its own, so that nothing can be shared."""
     learner = Learner(weights, adapter, lanes)
     for example in examples:
-        learner.forward_backward([example], make_loss("cross_entropy", {}))
+        learner.run([example], make_loss("cross_entropy", {}))
     return learner.gradients.sum(0)
 
 
@@ -254,9 +254,9 @@ def test_sharing_a_prompt_changes_neither_log_probabilities_nor_gradients(weight
     examples.append(examples[0])
     adapter = random_adapter(weights, LoraSettings(4))
     learner = Learner(weights, adapter, lanes)
-    together = learner.forward_backward(examples, make_loss("cross_entropy", {}))
+    together = learner.run(examples, make_loss("cross_entropy", {}))
     for example, logprobs in zip(examples, together.logprobs, strict=True):
-        alone = learner.forward([example], make_loss("cross_entropy", {})).logprobs[0]
+        alone = learner.run([example], make_loss("cross_entropy", {}), backward=False).logprobs[0]
         np.testing.assert_allclose(logprobs, alone, atol=2e-5)
     expected = plain_gradient(weights, adapter, examples, lanes)
     assert float((learner.gradients.sum(0) - expected).norm() / expected.norm()) < 1e-5
@@ -270,11 +270,11 @@ def test_several_targets_a_token_are_a_sum_over_them(weights: Weights, lanes: La
     factor = rng.normal(size=(20, 3)).astype(np.float32)
     adapter = random_adapter(weights, LoraSettings(4))
     learner = Learner(weights, adapter, lanes)
-    both = learner.forward_backward([Example(tokens, targets, {"weights": factor})], make_loss("cross_entropy", {}))
+    both = learner.run([Example(tokens, targets, {"weights": factor})], make_loss("cross_entropy", {}))
     columns = [Example(tokens, targets[:, k], {"weights": factor[:, k]}) for k in range(3)]
     expected = plain_gradient(weights, adapter, columns, lanes)
     assert both.logprobs[0].shape == (20, 3)
-    single = learner.forward(columns, make_loss("cross_entropy", {}))
+    single = learner.run(columns, make_loss("cross_entropy", {}), backward=False)
     np.testing.assert_allclose(both.logprobs[0], np.stack(single.logprobs, 1), atol=2e-5)
     assert both.loss == pytest.approx(single.loss, rel=1e-5)
     assert float((learner.gradients.sum(0) - expected).norm() / expected.norm()) < 1e-5
@@ -286,7 +286,7 @@ def test_results_do_not_depend_on_the_number_of_lanes(weights: Weights, lanes: L
     gradients: list[torch.Tensor] = []
     for chosen in (lanes, two):
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), chosen)
-        learner.forward_backward(examples, make_loss("ppo", {}))
+        learner.run(examples, make_loss("ppo", {}))
         gradients.append(learner.gradients)
     two.close()
     assert torch.equal(*gradients)
@@ -300,7 +300,7 @@ def test_the_gradient_of_one_sequence_does_not_depend_on_the_number_of_threads(t
     for threads in (1, 2, 3):
         lanes = Lanes(threads)
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
-        learner.forward_backward(examples, loss)
+        learner.run(examples, loss)
         gradients.append(learner.gradients)
         lanes.close()
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
@@ -331,7 +331,7 @@ def test_sampling_between_micro_batches_changes_neither_gradients_nor_samples(we
     gradients: list[torch.Tensor] = []
     for scheduler in (None, sampling):
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
-        learner.forward_backward(examples, loss, scheduler=scheduler)
+        learner.run(examples, loss, scheduler=scheduler)
         gradients.append(learner.gradients)
     assert len(sampling.decoder._batch) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
     while sampling.decoder.busy:
@@ -355,7 +355,7 @@ def test_halted_training_ends_within_a_micro_batch(weights: Weights, monkeypatch
     monkeypatch.setattr(Learner, "_run_micro_batch", counted)
     learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
     with pytest.raises(StoppedError, match="the engine was stopped"):
-        learner.forward_backward(random_examples("ppo", [200] * 20), make_loss("ppo", {}))
+        learner.run(random_examples("ppo", [200] * 20), make_loss("ppo", {}))
     lanes.close()
     assert len(done) <= 2
 
@@ -376,13 +376,13 @@ def test_a_partial_gradient_of_a_failed_call_is_not_applied(
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
         patch.setattr(Learner, "_run_micro_batch", failing)
-        learner.forward_backward(examples, loss)
-    learner.forward_backward(examples[:1], loss)
+        learner.run(examples, loss)
+    learner.run(examples[:1], loss)
     with pytest.raises(UsageError, match="a forward_backward of this step failed"):
         learner.step(adam)
     assert torch.equal(learner.adapter.flat, before)
     for each_learner in (expected, learner):
-        each_learner.forward_backward(examples, loss)
+        each_learner.run(examples, loss)
         each_learner.step(adam)
     assert torch.equal(learner.adapter.flat, expected.adapter.flat)
     assert not torch.equal(learner.adapter.flat, before)
@@ -396,7 +396,7 @@ def test_activations_of_a_long_sequence_are_recomputed(
     for limit in (1024, 16):
         monkeypatch.setitem(transformer._KEEP_ALL_TOKENS, "cpu", limit)
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
-        learner.forward_backward(examples, make_loss("ppo", {}))
+        learner.run(examples, make_loss("ppo", {}))
         gradients.append(learner.gradients.sum(0))
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
@@ -420,9 +420,9 @@ def test_a_malformed_example_is_rejected_by_field(
     inputs = {"advantages": np.ones(2, np.float32), "logprobs": np.ones(2, np.float32)}
     good = Example(np.array([1, 2]), np.array([2, 3]), inputs)
     learner, ppo = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes), make_loss("ppo", {})
-    assert learner.forward([good], ppo).logprobs
+    assert learner.run([good], ppo, backward=False).logprobs
     with pytest.raises(UsageError, match=named):
-        learner.forward([replace(good, **change)], ppo)
+        learner.run([replace(good, **change)], ppo, backward=False)
 
 
 def test_a_step_that_would_make_the_weights_non_finite_is_skipped(weights: Weights, lanes: Lanes) -> None:

@@ -28,7 +28,7 @@ ones, peaks = np.ones(12, np.float32), []
 for count in (500, 10_000):
     tokens = np.random.default_rng(0).integers(0, weights.config.vocab_size, (count, 13))
     examples = [Example(row[:-1], row[1:], {"weights": ones}) for row in tokens]
-    assert len(learner.forward_backward(examples, make_loss("cross_entropy", {})).logprobs) == count
+    assert len(learner.run(examples, make_loss("cross_entropy", {})).logprobs) == count
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 print(json.dumps(peaks))
 """

@@ -114,7 +114,8 @@ def test_a_gguf_file_is_converted_into_the_cache_once(tmp_path: Path, gguf_file:
     folder = resolve_model(str(gguf_file), progress=lambda message, _: notes.append(message))
     assert folder.parent == tmp_path / "cache" / "models"
     assert load_tokenizer(folder).eos_token == "<|im_end|>"
-    assert load_weights(folder).config.architecture == "LlamaForCausalLM"
+    assert load_weights(folder).config.layers
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
     assert notes
     notes.clear()
     assert resolve_model(str(gguf_file), progress=lambda message, _: notes.append(message)) == folder

@@ -60,7 +60,7 @@ def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, fa
     examples = make_examples()
     lanes = Lanes(1)
     learner = Learner(weights, adapter, lanes)
-    loss = learner.forward_backward(examples, make_loss("importance_sampling", {})).loss
+    loss = learner.run(examples, make_loss("importance_sampling", {})).loss
     lanes.close()
     gradients = peft_tensors(Adapter(weights.config, adapter.settings, learner.gradients.sum(0)))
 
@@ -108,7 +108,7 @@ def test_the_gradient_of_experts_is_that_of_merged_weights(tmp_path: Path) -> No
     adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
     lanes, examples = Lanes(1), make_examples()
     learner = Learner(weights, adapter, lanes)
-    loss = learner.forward_backward(examples, make_loss("importance_sampling", {})).loss
+    loss = learner.run(examples, make_loss("importance_sampling", {})).loss
     lanes.close()
     gradients = Adapter(weights.config, adapter.settings, learner.gradients.sum(0)).views
 

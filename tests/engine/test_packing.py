@@ -28,17 +28,17 @@ def sequences(draw: st.DrawFn) -> list[np.ndarray]:
 def test_every_sequence_is_packed_with_its_whole_prefix(all_sequences: list[np.ndarray]) -> None:
     shares = micro_batches([sequence.astype(np.int64) for sequence in all_sequences], 256, 2)
     batches = [batch for share in shares for batch in share]
-    members = [(batch, member) for batch in batches for member in batch.examples]
-    assert sorted(member.index for _, member in members) == list(range(len(all_sequences)))
-    for batch, member in members:
-        np.testing.assert_array_equal(batch.tokens[member.rows], all_sequences[member.index])
-        tail = next(span for span in batch.spans if span.start + span.length - 1 == member.rows[-1])
+    members = [(batch, *member) for batch in batches for member in batch.examples.items()]
+    assert sorted(index for _, index, _ in members) == list(range(len(all_sequences)))
+    for batch, index, rows in members:
+        np.testing.assert_array_equal(batch.tokens[rows], all_sequences[index])
+        tail = next(span for span in batch.spans if span.start + span.length - 1 == rows[-1])
         prefix = range(tail.prefix.start, tail.prefix.start + tail.prefix.length) if tail.prefix else range(0)
-        assert [*prefix, *range(tail.start, tail.start + tail.length)] == member.rows.tolist()
+        assert [*prefix, *range(tail.start, tail.start + tail.length)] == rows.tolist()
     for batch in batches:
         covered = [row for span in batch.spans for row in range(span.start, span.start + span.length)]
         assert covered == list(range(len(batch.tokens)))
-        longest = max(len(all_sequences[member.index]) for member in batch.examples)
+        longest = max(len(all_sequences[index]) for index in batch.examples)
         assert len(batch.tokens) <= max(288, 3 * longest)
 
 

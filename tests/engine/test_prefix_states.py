@@ -74,7 +74,7 @@ def state_bytes(weights: Weights) -> int:
     st.lists(st.integers(0, 3), min_size=9, max_size=9),
     st.sampled_from([0.5, 3, 8, 1 << 20]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_conversations_have_the_bits_of_recomputed_ones(
     both: list[Weights], lanes: Lanes, turns: list[tuple[int, int, int, int]], kinds: list[int], states: float
 ) -> None:

@@ -148,7 +148,7 @@ for quantisation in (None, "int8", "nf4"):
         decoder.step()
     tokens = np.concatenate([np.arange(5), results[0].samples[0].tokens]).astype(np.int64)
     example = Example(tokens[:-1], tokens[1:], {"weights": np.ones(len(tokens) - 1, np.float32)})
-    logprobs = learner.forward_backward([example], make_loss("cross_entropy", {})).logprobs[0]
+    logprobs = learner.run([example], make_loss("cross_entropy", {})).logprobs[0]
     np.testing.assert_allclose(logprobs[4:], results[0].samples[0].logprobs, atol=1e-4)
     rows.append([*results[0].samples[0].tokens[:4], *logprobs[:4], float(learner.gradients.norm())])
 np.save(sys.argv[2], np.array(rows))

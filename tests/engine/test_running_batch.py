@@ -27,7 +27,7 @@ def odd_weights(directory: Path, family: str, **other: int) -> Weights:
     weights = load_weights(write_model(directory, family, **other))
     first, *others = weights.layers
     vector = torch.linspace(-0.5, 0.5, weights.config.hidden_size)
-    kind = AttentionKind(None, window=11)
+    kind = AttentionKind((0.0,) * (weights.config.head_dim // 2), window=11)
     odd = replace(first, attention=kind, o_bias=vector, attention_out_norm=1 + vector, mlp_out_norm=1 - vector)
     return replace(weights, layers=(odd, *others))
 

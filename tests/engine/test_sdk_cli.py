@@ -20,6 +20,8 @@ from rlkit.engine import EngineServer
 from .conftest import connect
 from .helpers import ce_datum
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Result:

@@ -74,12 +74,12 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
 def test_rotations_of_far_positions_are_computed_directly(tmp_path: Path) -> None:
     config = load_weights(write_model(tmp_path / "m")).config
     where = torch.tensor([70_000, 3, 0, 1023, 1024, 70_001])
-    kind, width = config.attention[0], config.head_dim
-    cos, sin = compute_rope(kind, width, where, torch.zeros(()))
-    angles = where[:, None] * torch.tensor(kind.inverse_frequencies(width) * 2, dtype=torch.float32)
+    kind = config.attention[0]
+    cos, sin = compute_rope(kind, where, torch.zeros(()))
+    angles = where[:, None] * torch.tensor(kind.frequencies * 2, dtype=torch.float32)
     torch.testing.assert_close(cos[:, 0], angles.cos(), atol=1e-6, rtol=0)
     torch.testing.assert_close(sin[:, 0], angles.sin(), atol=1e-6, rtol=0)
     for first in range(69_980, 70_002):  # the bits of a row do not depend on the others
         rows = torch.arange(first, 70_010)
-        for rotations, others in zip((cos, sin), compute_rope(kind, width, rows, torch.zeros(())), strict=True):
+        for rotations, others in zip((cos, sin), compute_rope(kind, rows, torch.zeros(())), strict=True):
             assert torch.equal(others[rows == 70_001], rotations[where == 70_001])

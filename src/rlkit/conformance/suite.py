@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -126,22 +126,18 @@ def open_probe(
     url: str, *, api_key: str | None, model: str | None, timeout_s: float, seed: int, note: Callable[[str], None]
 ) -> Generator[ServiceProbe]:
     """Open a session with an adapter, and end it; errors as in `check_service`."""
-    try:
-        model = model or requests.choose_model(url, api_key)
-        probe = ServiceProbe(url, api_key, model, timeout_s=timeout_s, seed=seed)
-    except tinker.TinkerError as error:
-        raise translate_error(error, "opening a session") from error
-    try:
-        note(f"creating an adapter of {model}")
+    activity = "opening a session"
+    with ExitStack() as exits:
         try:
+            model = model or requests.choose_model(url, api_key)
+            probe = exits.enter_context(closing(ServiceProbe(url, api_key, model, timeout_s=timeout_s, seed=seed)))
+            note(activity := f"creating an adapter of {model}")
             _ = probe.trainer
         except tinker.TinkerError as error:
-            raise translate_error(error, f"creating an adapter of {model}") from error
+            raise translate_error(error, activity) from error
         except Deviation as error:
-            raise ServiceError(f"creating an adapter of {model}: {error}") from error
+            raise ServiceError(f"{activity}: {error}") from error
         yield probe
-    finally:
-        probe.close()
 
 
 def run_check(probe: ServiceProbe, check: Check) -> CheckResult:

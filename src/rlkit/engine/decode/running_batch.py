@@ -64,14 +64,14 @@ class RunningBatch:
         if not rows:
             return []
         logits = torch.stack([prefilled.logits for _, prefilled in rows])
-        continues = self._draw_next([row for row, _ in rows], logits)
-        surviving = [pair for pair, is_running in zip(rows, continues, strict=True) if is_running]
+        finished = self._draw_next([row for row, _ in rows], logits)
+        surviving = [(row, prefilled) for row, prefilled in rows if row not in finished]
         for bucket, count in Counter(bucket_size(row.length) for row, _ in surviving).items():
             self._block(bucket).reserve(count)
         for prefilled, pairs in groupby(surviving, key=lambda pair: pair[1]):
             group = [row for row, _ in pairs]
             self._block(group[0].length).append(group, prefilled.pages, prefilled.states)
-        return [row.ticket for (row, _), is_running in zip(rows, continues, strict=True) if not is_running]
+        return [row.ticket for row in finished]
 
     @torch.inference_mode()
     def decode(self) -> list[Ticket]:
@@ -83,16 +83,10 @@ class RunningBatch:
         for block in blocks:
             block.start_step()
         logits = self._runner.run([row.tokens[-1] for row in rows], blocks)
-        continues = self._draw_next(rows, logits)
-        start = 0
-        for block in blocks:
-            end = start + len(block.rows)
-            finished_indices = [index for index, is_running in enumerate(continues[start:end]) if not is_running]
-            start = end
-            if finished_indices:
-                block.remove(finished_indices)
-        self._drop_empty_blocks()
-        return [row.ticket for row, is_running in zip(rows, continues, strict=True) if not is_running]
+        finished = self._draw_next(rows, logits)
+        if finished:
+            self.drop(finished.__contains__)
+        return [row.ticket for row in finished]
 
     @torch.inference_mode()
     def drop(self, is_unwanted: Callable[[Row], bool]) -> None:
@@ -123,14 +117,14 @@ class RunningBatch:
         if not self._blocks:
             self._runner.release_memory()
 
-    def _draw_next(self, rows: Sequence[Row], logits: Tensor) -> list[bool]:
-        """Draw a token for each row of `logits [n, V]`; return whether each row continues."""
+    def _draw_next(self, rows: Sequence[Row], logits: Tensor) -> dict[Row, None]:
+        """Draw a token for each row of `logits [n, V]`; return the rows that this finishes, in order."""
         _record_top_tokens(rows, logits)
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
         settings = [row.ticket.request.settings for row in rows]
         tokens, logprobs = draw_tokens(logits, settings, uniforms, threads=self._threads)
         draws = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
-        return [row.extend(int(token), float(logprob)) for row, token, logprob in draws]
+        return {row: None for row, token, logprob in draws if not row.extend(int(token), float(logprob))}
 
 
 def _record_top_tokens(rows: Sequence[Row], logits: Tensor) -> None:
@@ -160,11 +154,10 @@ class StepRunner:
         The next call overwrites the logits.
         """
         padding = [0] * (-len(tokens) % ROWS if len(tokens) > 1 else 0)
-        config, device = self._weights.config, self._weights.norm.device
-        x = self._weights.embed(torch.tensor([*tokens, *padding], device=device))
+        x = self._weights.embed(torch.tensor([*tokens, *padding], device=self._weights.norm.device))
         positions = [length - 1 for block in blocks for length in block.lengths]
         where = torch.tensor(positions + padding)
-        ropes = {kind: compute_rope(kind, config.head_dim, where, x) for kind in self._weights.attention_kinds}
+        ropes = {kind: compute_rope(kind, where, x) for kind in self._weights.attention_kinds}
         if self._model is None:
             logits = matmul(self._run_with_torch(x, ropes, blocks), self._weights.output)
         else:

@@ -23,19 +23,21 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]  documented as numba's
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.kernels.jit_cache import jit_kernel
 from rlkit.engine.kernels.llvm import (
     COLUMNS,
     FLOAT32,
+    INDEX,
     LANES,
     NF4,
+    NUMBER,
     NUMBER_BITS,
     TILE_ROWS,
     VECTOR,
     Emitter,
+    make_intrinsic,
     tile,
     widen_row,
 )
@@ -51,20 +53,17 @@ BLOCK = 64
 _ROWS_AT_ONCE = 256
 
 
-def _make_pointer(kind: Any) -> Any:
-    @intrinsic
-    def pointer(_context: Any, _address: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(kind)(types.intp), emit
+def _make_pointer(kind: Any, stored: Any) -> Any:
+    @make_intrinsic(types.CPointer(kind)(types.intp))
+    def pointer(e: Emitter, address: Any) -> Any:
+        return e.builder.inttoptr(address, stored.as_pointer())
 
     return pointer
 
 
-floats_at = _make_pointer(types.float32)
+floats_at = _make_pointer(types.float32, NUMBER)
 """Return the pointer to numbers at an address."""
-_integers_at = _make_pointer(types.intp)
+_integers_at = _make_pointer(types.intp, INDEX)
 
 MATRIX_FIELDS = ("panels", "kind", "scales", "low_panels", "low_spans", "rank")
 """Fields of a packed matrix in compiled code, an array of integers.
@@ -170,22 +169,15 @@ GELU_LINEAR, GELU_CUBIC = (c * math.sqrt(8 / math.pi) for c in (1, 0.044715))
 _LINEAR, _CUBIC, _SLOPE_CUBIC = map(np.float32, (GELU_LINEAR, GELU_CUBIC, 3 * GELU_CUBIC))
 
 
-@intrinsic
-def _fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
+@make_intrinsic(types.float32(*[types.float32] * 3))
+def _fused(e: Emitter, a: Any, b: Any, c: Any) -> Any:
     """Compute `a · b + c`, rounded once if the processor supports it."""
-
-    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return Emitter(builder).fma(*arguments)
-
-    return types.float32(*[types.float32] * 3), emit
+    return e.fma(a, b, c)
 
 
-@intrinsic
-def _float_of_bits(_context: Any, _bits: Any) -> Any:
-    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), emit
+@make_intrinsic(types.float32(types.int32))
+def _float_of_bits(e: Emitter, bits: Any) -> Any:
+    return e.builder.bitcast(bits, NUMBER)
 
 
 @njit(inline="always")
@@ -312,24 +304,18 @@ def row_max(row: Floats) -> np.float32:
     return _reduce_max(row.ctypes.data, len(row))
 
 
-@intrinsic
-def _reduce_max(_context: Any, _numbers: Any, _count: Any) -> Any:
+@make_intrinsic(types.float32(types.intp, types.intp))
+def _reduce_max(e: Emitter, numbers: Any, count: Any) -> Any:
     """Emit a vectorised maximum of `count` numbers at an address; the compiler would compare one at a time."""
+    whole = e.builder.and_(count, e.index(-LANES))
+    lowest = ir.Constant(VECTOR, [-np.inf] * LANES)
 
-    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers, count = arguments
-        e = Emitter(builder)
-        whole = builder.and_(count, e.index(-LANES))
-        lowest = ir.Constant(VECTOR, [-np.inf] * LANES)
+    def compare(start: Any, maxima: Sequence[Any]) -> list[Any]:
+        return [e.maximum(e.load(e.at(numbers, e.builder.mul(start, e.index(4)))), maxima[0])]
 
-        def compare(start: Any, maxima: Sequence[Any]) -> list[Any]:
-            return [e.maximum(e.load(e.at(numbers, builder.mul(start, e.index(4)))), maxima[0])]
-
-        (before,) = e.loop(whole, LANES, [lowest], compare)
-        last = e.load_some(e.at(numbers, builder.mul(whole, e.index(4))), builder.sub(count, whole), lowest)
-        return e.reduce_max(e.maximum(last, before))
-
-    return types.float32(types.intp, types.intp), emit
+    (before,) = e.loop(whole, LANES, [lowest], compare)
+    last = e.load_some(e.at(numbers, e.builder.mul(whole, e.index(4))), e.builder.sub(count, whole), lowest)
+    return e.reduce_max(e.maximum(last, before))
 
 
 @jit_kernel(fast=True)

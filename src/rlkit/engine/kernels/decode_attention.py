@@ -16,44 +16,39 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.extending import intrinsic
+from numba.core import cgutils
 
 from rlkit.engine.kernels.cpu_kernels import Floats, exponential, row_max
 from rlkit.engine.kernels.jit_cache import jit_kernel
-from rlkit.engine.kernels.llvm import LANES, VECTOR_BYTES, ZEROS, Emitter, make_product
+from rlkit.engine.kernels.llvm import LANES, VECTOR_BYTES, ZEROS, Emitter, make_intrinsic, make_product
 
 # Positions scored at a time, and vectors of a head's values summed at a time.
 _POSITIONS = 4
 _VECTORS = 4
 
 
-@intrinsic
-def _score_keys(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores: Any) -> Any:
+@make_intrinsic(types.void(types.UniTuple(types.intp, 5)))
+def _score_keys(e: Emitter, numbers: Any) -> None:
     """Emit the products of a query with keys.
 
-    All arguments are integers: addresses of q [D], of keys [count, D], `row_bytes` each, and of scores [count], D a
-    multiple of `LANES`. Keys and scores are read and written up to a multiple of `_POSITIONS`.
+    The argument is a tuple of integers: addresses of q [D] and of keys [count, D], the bytes of a key, `count`, and the
+    address of scores [count]; D is a multiple of `LANES`. Keys and scores are read and written up to a multiple of
+    `_POSITIONS`.
     """
+    q, keys, row_bytes, count, scores = cgutils.unpack_tuple(e.builder, numbers)
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        q, keys, row_bytes, count, scores = arguments
-        e = Emitter(builder)
+    def score(first: Any, _: Sequence[Any]) -> list[Any]:
+        rows = [e.at(keys, e.builder.mul(e.at(first, e.index(i)), row_bytes)) for i in range(_POSITIONS)]
 
-        def score(first: Any, _: Sequence[Any]) -> list[Any]:
-            rows = [e.at(keys, builder.mul(builder.add(first, e.index(i)), row_bytes)) for i in range(_POSITIONS)]
+        def multiply_add(offset: Any, sums: Sequence[Any]) -> list[Any]:
+            part = e.load(e.at(q, offset))
+            return [e.fma(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
 
-            def multiply_add(offset: Any, sums: Sequence[Any]) -> list[Any]:
-                part = e.load(e.at(q, offset))
-                return [e.fma(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
+        sums = e.loop(row_bytes, VECTOR_BYTES, [ZEROS] * _POSITIONS, multiply_add)
+        e.store(e.sum_each(sums, _POSITIONS), e.at(scores, e.builder.mul(first, e.index(4))))
+        return []
 
-            sums = e.loop(row_bytes, VECTOR_BYTES, [ZEROS] * _POSITIONS, multiply_add)
-            e.store(e.sum_each(sums, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
-            return []
-
-        e.loop(count, _POSITIONS, [], score)
-        return context.get_dummy_value()
-
-    return types.void(*[types.intp] * 5), emit
+    e.loop(count, _POSITIONS, [], score)
 
 
 # Sums of values, each times its weight.
@@ -92,7 +87,7 @@ def attend(  # noqa: PLR0917  compiled
             if size % LANES:
                 _multiply_any_size(keys[k, start : position + 1], row[head], scores)
             else:
-                _score_keys(row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data)
+                _score_keys((row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data))
             scores[: hidden - start] = -np.inf
             scores[positions:] = -np.inf
             _apply_softmax(scores, scale)

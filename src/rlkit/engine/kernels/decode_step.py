@@ -97,10 +97,10 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
     """Run the part of thread `member`; all `members` parts must run concurrently, each on its own thread."""
     x, normed, width = step.streams[member], step.normed[member], step.x.shape[1]
     qkv = step.qkv.reshape(len(x), step.qkv.shape[1] * step.qkv.shape[2])
-    q_first, q_last = _split(_count_panels(qkv.shape[1]), member, members)
-    e_first, e_last = _split(_count_panels(width), member, members)
-    g_first, _ = _split(_count_panels(step.mlp_inner.shape[1]), member, members)
-    h_first, h_last = _split(_count_panels(step.logits.shape[1]), member, members)
+    q_first, q_last = _split(qkv.shape[1], member, members)
+    e_first, e_last = _split(width, member, members)
+    g_first, _ = _split(step.mlp_inner.shape[1], member, members)
+    h_first, h_last = _split(step.logits.shape[1], member, members)
     counter, arrivals = step.counter.ctypes.data, 0
     # One residual stream per thread: memory that another core changes is slow to read and write.
     x[:] = step.x
@@ -139,7 +139,7 @@ def _multiply_low_rank(  # noqa: PLR0917  compiled
     rank = matrix[0, RANK]
     low = carray(floats_at(step.low_rank.ctypes.data), (len(x), rank))
     if rank:
-        first, last = _split(_count_panels(rank), member, members)
+        first, last = _split(rank, member, members)
         multiply_packed(x, matrix[1], low, low, first, last, _address(matrix, x.shape[1], next_panel))
         arrivals = wait_at_barrier(step.counter.ctypes.data, arrivals + members)
     return low, arrivals
@@ -151,20 +151,16 @@ def _feed_forward(  # noqa: PLR0917  compiled
 ) -> int:
     """Compute the feed-forward's term; return the updated count of arrivals at the barrier."""
     gate_up, down = model.matrices[index, _GATE_UP], model.matrices[index, _DOWN]
-    counter, normed, gate_up_out, mlp_inner = (
-        step.counter.ctypes.data,
-        step.normed[member],
-        step.gate_up_out,
-        step.mlp_inner,
-    )
+    counter, normed = step.counter.ctypes.data, step.normed[member]
+    gate_up_out, mlp_inner = step.gate_up_out, step.mlp_inner
     width, inner = normed.shape[1], mlp_inner.shape[1]
-    i_first, i_last = _split(_count_panels(inner), member, members)
-    e_first, e_last = _split(_count_panels(width), member, members)
+    i_first, i_last = _split(inner, member, members)
+    e_first, e_last = _split(width, member, members)
     next_panel = _address(down, inner, e_first)
     rms_norm(step.streams[member], _vector(model.vectors[index, _MLP_NORM], width), model.eps, normed)
     low, arrivals = _multiply_low_rank(normed, gate_up, step, members, member, arrivals, i_first)
     if inner % COLUMNS:
-        first, last = _split(_count_panels(2 * inner), member, members)
+        first, last = _split(2 * inner, member, members)
         multiply_packed(normed, gate_up[0], low, gate_up_out, first, last, next_panel)
         arrivals = wait_at_barrier(counter, arrivals + members)
     else:
@@ -204,19 +200,15 @@ def _vector(address: int, count: int) -> Floats:
 
 
 @njit(inline="always")
-def _count_panels(columns: int) -> int:
-    return -(-columns // COLUMNS)
-
-
-@njit(inline="always")
 def _address(matrix: Integers, inner: int, panel: int) -> int:
     """Return the address of a panel of a matrix of `inner` rows."""
     return matrix[0, PANELS] + panel * inner * row_size(matrix[0, KIND])
 
 
 @njit(inline="always")
-def _split(count: int, member: int, members: int) -> tuple[int, int]:
-    """Return the first index of a member's part and the index after its last."""
+def _split(columns: int, member: int, members: int) -> tuple[int, int]:
+    """Return the first panel of a member's part of a matrix and the panel after its last."""
+    count = -(-columns // COLUMNS)
     return count * member // members, count * (member + 1) // members
 
 

@@ -9,6 +9,7 @@ fused if the processor supports it. It does not depend on the number of rows in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import batched, chain, product
 from typing import Any
 
@@ -73,6 +74,12 @@ class Emitter:
         builder.position_at_end(done)
         return phis[1:]
 
+    def call(self, name: str, kind: Any, *arguments: Any) -> Any:
+        """Call a function of LLVM or of the C library by its name; `kind` is the type of its result."""
+        function_type = ir.FunctionType(kind, [argument.type for argument in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, function_type, name)
+        return self.builder.call(function, arguments)
+
     def index(self, number: int) -> Any:
         """Return a constant of the index type."""
         return ir.Constant(INDEX, number)
@@ -105,10 +112,8 @@ class Emitter:
         """Look up the values of codes in the low bits; select by each bit that no instruction uses."""
         options, first_bit = [ir.Constant(VECTOR, [value] * LANES) for value in NF4_VALUES], 1
         if _LOOKUP is not None:
-            kind = ir.FunctionType(VECTOR, [VECTOR, WORDS])
-            look_up = cgutils.get_or_insert_function(self.builder.module, kind, _LOOKUP)
             tables = [ir.Constant(VECTOR, values) for values in batched(NF4_VALUES, LANES)]
-            options, first_bit = [self.builder.call(look_up, [table, codes]) for table in tables], LANES
+            options, first_bit = [self.call(_LOOKUP, VECTOR, table, codes) for table in tables], LANES
         for bit in (bit for bit in (1, 2, 4, 8) if bit >= first_bit):
             bits = self.builder.and_(codes, ir.Constant(WORDS, [bit] * LANES))
             is_set = self.builder.icmp_unsigned("!=", bits, ir.Constant(WORDS, [0] * LANES))
@@ -119,9 +124,8 @@ class Emitter:
         """Load the first `count` numbers of a vector (may be 0); the remaining numbers are those of `others`."""
         places = ir.Constant(WORDS, list(range(LANES)))
         mask = self.builder.icmp_signed("<", places, self.fill(self.builder.trunc(count, WORD)))
-        kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), WORD, mask.type, VECTOR])
-        load = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
-        return self.builder.call(load, [self.builder.inttoptr(address, VECTOR.as_pointer()), WORD(4), mask, others])
+        place = self.builder.inttoptr(address, VECTOR.as_pointer())
+        return self.call(f"llvm.masked.load.v{LANES}f32.p0", VECTOR, place, WORD(4), mask, others)
 
     def store(self, value: Any, address: Any) -> None:
         """Store a vector of any length."""
@@ -141,18 +145,14 @@ class Emitter:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Compute `a · b + c`, rounded once if the processor supports it."""
-        kind = a.type
-        name = "llvm.fmuladd.f32" if kind == NUMBER else f"llvm.fmuladd.v{kind.count}f32"
-        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
-        return self.builder.call(function, [a, b, c])
+        name = "llvm.fmuladd.f32" if a.type == NUMBER else f"llvm.fmuladd.v{a.type.count}f32"
+        return self.call(name, a.type, a, b, c)
 
     def prefetch(self, address: Any) -> None:
         """Prefetch a line of memory into the second-level cache; any address is allowed."""
-        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, WORD, WORD, WORD])
-        prefetch = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
         to_read, into_second_cache, as_data = WORD(0), WORD(2), WORD(1)
         place = self.builder.inttoptr(address, _ADDRESS)
-        self.builder.call(prefetch, [place, to_read, into_second_cache, as_data])
+        self.call("llvm.prefetch.p0", ir.VoidType(), place, to_read, into_second_cache, as_data)
 
     def maximum(self, a: Any, b: Any) -> Any:
         """Compute the larger number in each place; the number of `b` if that of `a` is NaN."""
@@ -160,9 +160,7 @@ class Emitter:
 
     def reduce_max(self, vector: Any) -> Any:
         """Compute the largest number of a vector."""
-        kind = ir.FunctionType(NUMBER, [VECTOR])
-        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
-        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [vector])
+        return self.call(f"llvm.vector.reduce.fmax.v{LANES}f32", NUMBER, vector)
 
     def sum_each(self, vectors: Sequence[Any], width: int) -> Any:
         """Sum the numbers of each of `width` vectors, a power of two up to `LANES`; return the sums in order."""
@@ -181,6 +179,27 @@ class Emitter:
         return self.builder.fadd(self.builder.shuffle_vector(a, b, even), self.builder.shuffle_vector(a, b, odd))
 
 
+def make_intrinsic(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function for compiled code from one that emits its instructions and returns the result, if there is one.
+
+    What emits gets an `Emitter`, and then the values of the arguments.
+    """
+
+    def decorate(emit_body: Callable[..., Any]) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            result = emit_body(Emitter(builder), *arguments)
+            return context.get_dummy_value() if result is None else result
+
+        @intrinsic
+        @wraps(emit_body)  # numba reads the names of its arguments
+        def type_call(_context: Any, *_types: Any) -> Any:
+            return signature, emit
+
+        return type_call
+
+    return decorate
+
+
 # Number of sums kept in registers; only processors with the widest vectors have 32 registers.
 TILE_ROWS, _VECTORS = {16: (8, 3), 8: (4, 3), 4: (4, 4)}[LANES]
 COLUMNS = _VECTORS * LANES
@@ -190,8 +209,8 @@ SMALL_ROWS, _SMALL_VECTORS = {16: (8, 2), 8: (4, 2), 4: (4, 2)}[LANES]
 SMALL_COLUMNS = _SMALL_VECTORS * LANES
 
 
-@intrinsic
-def tile(_context: Any, _numbers: Any) -> Any:
+@make_intrinsic(types.void(types.UniTuple(types.intp, 14)))
+def tile(e: Emitter, numbers: Any) -> None:
     """Emit the product of 1 or `TILE_ROWS` rows with one panel, plus a low-rank term.
 
     The argument is a tuple of integers: the count of rows and the kind of the panel's numbers; addresses of x
@@ -202,44 +221,32 @@ def tile(_context: Any, _numbers: Any) -> Any:
 
     Every sum continues with the low-rank term.
     """
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        row_count, kind, *factors = cgutils.unpack_tuple(builder, arguments[0])
-        e = Emitter(builder)
-        for rows, number_kind in product((1, TILE_ROWS), (FLOAT32, BFLOAT16, INT8)):
-            has_rows, has_kind = (
-                builder.icmp_signed("==", value, e.index(constant))
-                for value, constant in ((row_count, rows), (kind, number_kind))
-            )
-            with builder.if_then(builder.and_(has_rows, has_kind)):
-                _emit_tile(e, rows, number_kind, factors)
-        return context.get_dummy_value()
-
-    return types.void(types.UniTuple(types.intp, 14)), emit
+    row_count, kind, *factors = cgutils.unpack_tuple(e.builder, numbers)
+    for rows, number_kind in product((1, TILE_ROWS), (FLOAT32, BFLOAT16, INT8)):
+        has_rows, has_kind = (
+            e.builder.icmp_signed("==", value, e.index(constant))
+            for value, constant in ((row_count, rows), (kind, number_kind))
+        )
+        with e.builder.if_then(e.builder.and_(has_rows, has_kind)):
+            _emit_tile(e, rows, number_kind, factors)
 
 
-@intrinsic
-def widen_row(_context: Any, _numbers: Any) -> Any:
+@make_intrinsic(types.void(types.UniTuple(types.intp, 5)))
+def widen_row(e: Emitter, numbers: Any) -> None:
     """Emit the widening of a panel's row to float32.
 
     The argument is a tuple of integers: the kind of its numbers, its address, the shift of a row of NF4 in its byte,
     the address of the scales [COLUMNS] of int8 and NF4, and that of the result [COLUMNS].
     """
-
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        kind, source, shift, scales, target = cgutils.unpack_tuple(builder, arguments[0])
-        e = Emitter(builder)
-        for number_kind, bits in enumerate(NUMBER_BITS):
-            with builder.if_then(builder.icmp_signed("==", kind, e.index(number_kind))):
-                for v in range(_VECTORS):
-                    place = e.index(v * LANES * max(bits // 8, 1))
-                    numbers = e.load_numbers(e.at(source, place), number_kind, shift)
-                    if number_kind in (INT8, NF4):
-                        numbers = builder.fmul(numbers, e.load(e.at(scales, e.index(v * VECTOR_BYTES))))
-                    e.store(numbers, e.at(target, e.index(v * VECTOR_BYTES)))
-        return context.get_dummy_value()
-
-    return types.void(types.UniTuple(types.intp, 5)), emit
+    kind, source, shift, scales, target = cgutils.unpack_tuple(e.builder, numbers)
+    for number_kind, bits in enumerate(NUMBER_BITS):
+        with e.builder.if_then(e.builder.icmp_signed("==", kind, e.index(number_kind))):
+            for v in range(_VECTORS):
+                place = e.index(v * LANES * max(bits // 8, 1))
+                vector = e.load_numbers(e.at(source, place), number_kind, shift)
+                if number_kind in (INT8, NF4):
+                    vector = e.builder.fmul(vector, e.load(e.at(scales, e.index(v * VECTOR_BYTES))))
+                e.store(vector, e.at(target, e.index(v * VECTOR_BYTES)))
 
 
 def _emit_tile(e: Emitter, row_count: int, kind: int, arguments: Sequence[Any]) -> None:
@@ -265,20 +272,14 @@ def make_product(row_count: int, vectors: int, *, adds: bool = False) -> Any:
         adds: add the product to out.
     """
 
-    @intrinsic
+    @make_intrinsic(types.void(*[types.intp] * 8))
     def emit_product(  # noqa: PLR0917  what is emitted takes no keywords
-        _context: Any, x: Any, x_row: Any, x_step: Any, right: Any, right_row: Any, steps: Any, out: Any, out_row: Any
-    ) -> Any:
-        def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            x, x_row, x_step, right, right_row, steps, out, out_row = arguments
-            e = Emitter(builder)
-            rows, targets = _row_addresses(e, x, x_row, row_count), _row_addresses(e, out, out_row, row_count)
-            places = range(0, vectors * VECTOR_BYTES, VECTOR_BYTES)
-            initial = [[e.load(e.at(row, e.index(place))) if adds else ZEROS for place in places] for row in targets]
-            _store_rows(e, _multiply_add_loop(e, rows, x_step, right, right_row, steps, initial), targets)
-            return context.get_dummy_value()
-
-        return types.void(*[types.intp] * 8), emit
+        e: Emitter, x: Any, x_row: Any, x_step: Any, right: Any, right_row: Any, steps: Any, out: Any, out_row: Any
+    ) -> None:
+        rows, targets = _row_addresses(e, x, x_row, row_count), _row_addresses(e, out, out_row, row_count)
+        places = range(0, vectors * VECTOR_BYTES, VECTOR_BYTES)
+        initial = [[e.load(e.at(row, e.index(place))) if adds else ZEROS for place in places] for row in targets]
+        _store_rows(e, _multiply_add_loop(e, rows, x_step, right, right_row, steps, initial), targets)
 
     return emit_product
 

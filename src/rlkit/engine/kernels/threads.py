@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from rlkit.engine.kernels.llvm import INDEX, WORD, Emitter, make_intrinsic
 from rlkit.errors import RlkitError
 
 _CORES = torch.get_num_threads()
@@ -167,50 +166,30 @@ OPEN_BARRIER = 1 << 60
 # About a tenth of a millisecond; a thread that arrives later has probably lost its core.
 _SPINS = 2000
 _RELAX = {"x86_64": ("llvm.x86.sse2.pause",), "aarch64": ("llvm.aarch64.hint", 1), "arm64": ("llvm.aarch64.hint", 1)}
-_WORD = ir.IntType(64)
 
 
-@intrinsic
-def _atomic_add(_context: Any, _address: Any, _value: Any) -> Any:
-    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
-
-    return types.intp(types.intp, types.intp), emit
+@make_intrinsic(types.intp(types.intp, types.intp))
+def _atomic_add(e: Emitter, address: Any, value: Any) -> Any:
+    return e.builder.atomic_rmw("add", e.builder.inttoptr(address, INDEX.as_pointer()), value, "seq_cst")
 
 
-@intrinsic
-def _atomic_load(_context: Any, _address: Any) -> Any:
-    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(arguments[0], _WORD.as_pointer()), "seq_cst", 8)
-
-    return types.intp(types.intp), emit
+@make_intrinsic(types.intp(types.intp))
+def _atomic_load(e: Emitter, address: Any) -> Any:
+    return e.builder.load_atomic(e.builder.inttoptr(address, INDEX.as_pointer()), "seq_cst", 8)
 
 
-@intrinsic
-def _pause(_context: Any) -> Any:
+@make_intrinsic(types.void())
+def _pause(e: Emitter) -> None:
     """Emit the processor's instruction for spin loops."""
-
-    def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        if platform.machine() in _RELAX:
-            name, *hints = _RELAX[platform.machine()]
-            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(hints))
-            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [ir.IntType(32)(h) for h in hints])
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    if platform.machine() in _RELAX:
+        name, *hints = _RELAX[platform.machine()]
+        e.call(name, ir.VoidType(), *map(WORD, hints))
 
 
-@intrinsic
-def _yield_core(_context: Any) -> Any:
+@make_intrinsic(types.void())
+def _yield_core(e: Emitter) -> None:
     """Emit a call that lets another thread run on this core."""
-
-    def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
-        give_way = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
-        builder.call(give_way, [])
-        return context.get_dummy_value()
-
-    return types.void(), emit
+    e.call("sched_yield", WORD)
 
 
 @njit(nogil=True)

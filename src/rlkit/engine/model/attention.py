@@ -7,7 +7,7 @@ sequence's result depends only on its own rows, bit for bit. Otherwise torch com
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import Any, cast
@@ -47,21 +47,6 @@ class Span:
         return 0 if self.prefix is None else self.prefix.length
 
 
-@dataclass(frozen=True, slots=True)
-class SpanGroup:
-    """Adjacent spans with the same length and prefix: `count` times `length` rows from `start`."""
-
-    start: int
-    count: int
-    length: int
-    prefix: Span | None
-
-    @property
-    def rows(self) -> slice:
-        """Rows of the batch."""
-        return slice(self.start, self.start + self.count * self.length)
-
-
 def lay_out(lengths: Sequence[int], prefix_lengths: Sequence[int] = ()) -> list[Span]:
     """Return the spans of consecutive sequences, whole or after consecutive prefixes in other memory."""
     prefixes = lay_out(prefix_lengths) if prefix_lengths else [None] * len(lengths)
@@ -75,13 +60,6 @@ def positions(spans: Sequence[Span], rows: int) -> Tensor:
     for span in spans:
         result[span.rows] = torch.arange(span.position, span.position + span.length)
     return result
-
-
-def group_spans(spans: Sequence[Span]) -> Iterator[SpanGroup]:
-    """Group adjacent spans for which one call can compute attention."""
-    for (length, prefix), neighbours in groupby(spans, key=lambda span: (span.length, span.prefix)):
-        members = list(neighbours)
-        yield SpanGroup(members[0].start, len(members), length, prefix)
 
 
 class Attention:
@@ -166,32 +144,22 @@ def _attend_with_torch(
     _, prefix_k, prefix_v = (q, k, v) if prefix_rows is None else split_heads(prefix_rows, kv_heads)
     outputs: list[Tensor] = []
     end = 0
-    for group in group_spans(spans):
-        end = group.rows.stop
-        qs = _group_by_head(q[group.rows], group)
-        ks, vs = (_with_prefix(*pair, group) for pair in ((k, prefix_k), (v, prefix_v)))
-        before = ks.shape[2] - group.length
-        if not before and window >= group.length:
+    # One call computes all adjacent spans with the same length and prefix, as [count, heads, length, D].
+    for (length, prefix), group in groupby(spans, key=lambda span: (span.length, span.prefix)):
+        places = [span.rows for span in group]
+        count, start, end = len(places), places[0].start, places[-1].stop
+        qs, ks, vs = (x[start:end].reshape(count, length, -1, x.shape[-1]).transpose(1, 2) for x in (q, k, v))
+        if prefix is not None:
+            shared = (x[prefix.rows].transpose(0, 1).expand(count, -1, -1, -1) for x in (prefix_k, prefix_v))
+            ks, vs = (torch.cat(pair, 2) for pair in zip(shared, (ks, vs), strict=True))
+        before = ks.shape[2] - length
+        if not before and window >= length:
             mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
         else:
-            mask = torch.ones(group.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(before)
+            mask = torch.ones(length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(before)
             mask = mask.triu(before - min(window, ks.shape[2]) + 1)
             mixed = functional.scaled_dot_product_attention(qs, ks, vs, mask, enable_gqa=True)
-        outputs.append(mixed.transpose(1, 2).reshape(group.count * group.length, -1))
+        outputs.append(mixed.transpose(1, 2).reshape(end - start, -1))
     if end < len(q):
         outputs.append(q.new_zeros(len(q) - end, q.shape[1] * q.shape[2]))
     return torch.cat(outputs)
-
-
-def _group_by_head(rows: Tensor, group: SpanGroup) -> Tensor:
-    """Reorder rows [count · length, heads, D] to [count, heads, length, D]."""
-    return rows.reshape(group.count, group.length, -1, rows.shape[-1]).transpose(1, 2)
-
-
-def _with_prefix(all_rows: Tensor, prefix_rows: Tensor, group: SpanGroup) -> Tensor:
-    """Return the keys or values that a group attends to, [count, K, prefix + length, D], of all, [·, K, D] each."""
-    group_rows = _group_by_head(all_rows[group.rows], group)
-    if group.prefix is None:
-        return group_rows
-    shared = prefix_rows[group.prefix.rows].transpose(0, 1).expand(group.count, -1, -1, -1)
-    return torch.cat([shared, group_rows], 2)

@@ -121,7 +121,6 @@ class DeltaConfig:
 class ModelConfig:
     """The shape of a decoder."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -193,7 +192,6 @@ def read_config(directory: Path) -> ModelConfig:
     generation = directory / "generation_config.json"
     eos = _read_eos(raw.raw) | (_read_eos(read_json(generation)) if generation.exists() else frozenset[int]())
     return ModelConfig(
-        architecture=architecture,
         vocab_size=raw.read("vocab_size", SIZE),
         hidden_size=hidden,
         intermediate_size=raw.read("intermediate_size", SIZE),
@@ -284,7 +282,8 @@ def _read_attention(config: Fields, family: _Family, head_dim: int) -> tuple[Att
     if window < config.read("max_position_embeddings", SIZE):
         sliding_kind = replace(sliding_kind, window=window)
     kinds = [sliding_kind if index in slides else kind for index in range(layers)]
-    return tuple(replace(kind, theta=None) if index in unrotated else kind for index, kind in enumerate(kinds))
+    still = (0.0,) * (head_dim // 2)
+    return tuple(replace(kind, frequencies=still) if index in unrotated else kind for index, kind in enumerate(kinds))
 
 
 def _read_sliding_layers(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +21,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from rlkit._util import files
 from rlkit._util.files.model_fields import Fields
 from rlkit.engine.model.gguf_tokenizer import INTEGER, REAL, TEXT, TEXTS, write_tokenizer
-from rlkit.engine.model.rotary import Llama3Scaling
+from rlkit.engine.model.rotary import scale_as_llama3
 from rlkit.engine.model.wheel import Progress
 from rlkit.errors import UsageError
 
@@ -51,20 +50,13 @@ _BIASES = {f"attn_{part}.bias": f"self_attn.{part}_proj.bias" for part in "qkv"}
 _ROPE_DIVISORS = "rope_freqs.weight"
 
 
-@dataclass(frozen=True)
-class _Architecture:
-    """A supported architecture; with `is_permuted`, rows of query and key are interleaved."""
-
-    name: str
-    is_permuted: bool = False
-    extra_tensors: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-_ARCHITECTURES = {
-    "llama": _Architecture("LlamaForCausalLM", is_permuted=True),
-    "qwen2": _Architecture("Qwen2ForCausalLM", extra_tensors=_BIASES),
-    "qwen3": _Architecture("Qwen3ForCausalLM", extra_tensors=_NORMS),
+# By GGUF's names: Hugging Face's name, and the tensors of a layer beside `_LAYER_TENSORS`.
+_ARCHITECTURES: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", _BIASES),
+    "qwen3": ("Qwen3ForCausalLM", _NORMS),
 }
+_PERMUTED = "llama"  # the architecture whose rows of query and key are interleaved
 
 
 def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> Path:
@@ -121,7 +113,7 @@ def _read_config(reader: GGUFReader, metadata: Fields) -> dict[str, JSONValue]:
             f"the metadata say {[vocabulary, hidden]}"
         )
     return {
-        "architectures": [_ARCHITECTURES[kind].name],
+        "architectures": [_ARCHITECTURES[kind][0]],
         "model_type": kind,
         "vocab_size": vocabulary,
         "hidden_size": hidden,
@@ -175,20 +167,23 @@ def _llama3_scaling(divisors: ReaderTensor, metadata: Fields, theta: float, head
     llama.cpp stores the divisors instead of the parameters. All parameters except one are the same in every release.
     """
     factor = round(float(divisors.data.max()), 3)
-    scaling = Llama3Scaling(factor, 1.0, 4.0, 8192)
-    frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-    expected = np.divide(frequencies, scaling.apply(frequencies))
-    if divisors.data.shape != expected.shape or not np.allclose(divisors.data, expected, rtol=1e-5, atol=0):
-        raise UsageError(
-            f"{metadata.path}: {_ROPE_DIVISORS} is not supported, because its values are not those of Llama 3"
-        )
-    return {
+    scaling: dict[str, JSONValue] = {
         "rope_type": "llama3",
         "factor": factor,
-        "low_freq_factor": scaling.low_frequency_factor,
-        "high_freq_factor": scaling.high_frequency_factor,
-        "original_max_position_embeddings": scaling.original_positions,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
     }
+    frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    reason = "its values are not those of Llama 3"
+    problem = UsageError(f"{metadata.path}: {_ROPE_DIVISORS} is not supported, because {reason}")
+    try:
+        expected = np.divide(frequencies, scale_as_llama3(frequencies, Fields(metadata.path, scaling)))
+    except UsageError:  # the factor is not a number above 0
+        raise problem from None
+    if divisors.data.shape != expected.shape or not np.allclose(divisors.data, expected, rtol=1e-5, atol=0):
+        raise problem
+    return scaling
 
 
 def _is_exact(tensor: ReaderTensor) -> bool:
@@ -197,7 +192,7 @@ def _is_exact(tensor: ReaderTensor) -> bool:
 
 
 def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], report: Progress) -> None:
-    architecture = _ARCHITECTURES[cast("str", config["model_type"])]
+    architecture = cast("str", config["model_type"])
     heads = {"q": cast("int", config["num_attention_heads"]), "k": cast("int", config["num_key_value_heads"])}
     total = sum(tensor.n_elements for tensor in reader.tensors)
     elements_done = 0
@@ -214,7 +209,7 @@ def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValu
             kind = tensor.tensor_type.name
             raise UsageError(f"{tensor.name}: the GGUF quantisation {kind} is not supported") from error
         for projection, count in heads.items():
-            if architecture.is_permuted and tensor.name.endswith(f".attn_{projection}.weight"):
+            if architecture == _PERMUTED and tensor.name.endswith(f".attn_{projection}.weight"):
                 array = _unpermute(array, count)
         weights[name] = torch.from_numpy(array.copy()).to(torch.float32 if _is_exact(tensor) else torch.bfloat16)
     report("writing the weights", None)
@@ -223,14 +218,15 @@ def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValu
         os.fsync(file.fileno())
 
 
-def _tensor_name(name: str, architecture: _Architecture) -> str:
+def _tensor_name(name: str, architecture: str) -> str:
     if name in _MODEL_TENSORS:
         return _MODEL_TENSORS[name]
     block, _, rest = name.partition(".")
     layer, _, kind = rest.partition(".")
-    supported = {**_LAYER_TENSORS, **architecture.extra_tensors}
+    plain_name, extra_tensors = _ARCHITECTURES[architecture]
+    supported = {**_LAYER_TENSORS, **extra_tensors}
     if block != "blk" or kind not in supported:
-        raise UsageError(f"GGUF tensor {name!r} cannot be converted: a plain {architecture.name} has no such tensor")
+        raise UsageError(f"GGUF tensor {name!r} cannot be converted: a plain {plain_name} has no such tensor")
     return f"model.layers.{layer}.{supported[kind]}"
 
 

@@ -100,20 +100,16 @@ def _byte_level(tokens: list[str], metadata: Fields) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
     tokenizer.decoder = decoders.ByteLevel()
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if name == "gpt-2":
-        tokenizer.pre_tokenizer = words
-    elif name == "smollm":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    elif name in _SPLITS:
-        split = pre_tokenizers.Split(Regex(_SPLITS[name]), behavior="isolated")
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, words])
-        if name == "qwen2":
-            tokenizer.normalizer = normalizers.NFC()
-    else:
-        supported = ", ".join(("gpt-2", "smollm", *_SPLITS))
-        raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only {supported} are")
+    splits = {"gpt-2": None, "smollm": pre_tokenizers.Digits(individual_digits=True)} | {
+        each: pre_tokenizers.Split(Regex(pattern), behavior="isolated") for each, pattern in _SPLITS.items()
+    }
+    if name not in splits:
+        raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only {', '.join(splits)} are")
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name not in _SPLITS)
+    split = splits[name]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, words]) if split else words
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 

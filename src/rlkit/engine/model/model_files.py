@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -70,14 +71,14 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
     """
     name, _ = split_base_name(name)
     failures: list[str] = []
-    if (local := _find_local(name, progress, failures)) is not None:
-        read_config(local)  # rejects a model that the engine cannot run
-        return local
-    for find in (_from_hub, _from_wheel) if name == DEFAULT_MODEL else (_from_hub,):
+    for find in (_find_local, _from_hub, *([_from_wheel] if name == DEFAULT_MODEL else [])):
         try:
-            return find(name, progress).resolve()
+            directory = find(name, progress).resolve()
         except MissingError as error:
             failures.append(str(error))
+        else:
+            read_config(directory)  # rejects a model that the engine cannot run
+            return directory
     raise MissingError(
         f"model {name!r} was not found: {'; '.join(failures)}. "
         "Give the path of a directory with config.json, *.safetensors and tokenizer.json instead"
@@ -86,11 +87,13 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
 
 def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
     """Return the directory of a model on this machine, or None; never use the network. Errors as in `resolve_model`."""
-    return _find_local(split_base_name(name)[0], progress, [])
+    with suppress(MissingError):
+        return _find_local(split_base_name(name)[0], progress).resolve()
+    return None
 
 
-def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Path | None:
-    """Look for a model on this machine; if it is not found, append the reason to `failures`."""
+def _find_local(name: str, progress: Progress | None) -> Path:
+    """Return the directory of a model on this machine; `MissingError` if it is not found."""
     try:
         path = expand_user(name)
         gguf = _find_gguf(path)
@@ -99,7 +102,7 @@ def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Pa
                 raise UsageError(
                     f"{path} is a directory without {missing}: give the directory of a model in Hugging Face form"
                 )
-            return path.resolve()
+            return path
         if gguf is None:
             _check_name(name)
     except OSError as error:  # the name is too long, or the folder is not readable
@@ -107,15 +110,11 @@ def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Pa
     if gguf is not None:
         return _from_gguf(gguf, progress)
     if _find_missing_file(cached := _cache_path(name)) is None:
-        return cached.resolve()
+        return cached
     try:
-        folder = _snapshot(name, endpoint=None, local_files_only=True)
-        return _check_snapshot(folder, "the Hugging Face cache").resolve()
-    except MissingError as error:
-        failures.append(str(error))
+        return _check_snapshot(_snapshot(name, endpoint=None, local_files_only=True), "the Hugging Face cache")
     except (OSError, ValueError):
-        failures.append("not in the Hugging Face cache")
-    return None
+        raise MissingError("not in the Hugging Face cache") from None
 
 
 def _cache_path(name: str) -> Path:

@@ -7,6 +7,7 @@ is not computed exactly raises an error that names its field.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlkit._util.files.model_fields import FLAG, NUMBER, SIZE, Fields
@@ -18,70 +19,12 @@ ALL_POSITIONS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Rotary positions divided by `factor` (Chen et al. 2023)."""
-
-    factor: float
-
-    def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies, in radians per position."""
-        return [frequency / self.factor for frequency in frequencies]
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3's scaling of the rotary wavelengths (Meta, Llama 3.1 model card and reference code)."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
-
-    def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies: divide low ones by `factor`, keep high ones, and blend in between."""
-        spread = self.high_frequency_factor - self.low_frequency_factor
-        turns = [self.original_positions * frequency / (2 * math.pi) for frequency in frequencies]
-        blends = [min(max((turn - self.low_frequency_factor) / spread, 0.0), 1.0) for turn in turns]
-        return [f * blend + f / self.factor * (1 - blend) for f, blend in zip(frequencies, blends, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class YarnScaling:
-    """YaRN (Peng et al. 2023, section 3): low frequencies divided by `factor`, high ones kept, a ramp in between."""
-
-    factor: float
-    low: float  # index of the first frequency on the ramp; may be fractional
-    high: float  # index of the last frequency on the ramp
-    amplitude: float  # factor of the cosines and sines
-
-    def apply(self, frequencies: list[float]) -> list[float]:
-        """Scale frequencies, in radians per position."""
-        width = max(self.high - self.low, 1e-3)
-        ramp = [min(max((index - self.low) / width, 0.0), 1.0) for index in range(len(frequencies))]
-        return [f * (1 - weight) + f / self.factor * weight for f, weight in zip(frequencies, ramp, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionKind:
     """Rotary embedding and sliding window of some layers."""
 
-    theta: float | None  # base of the rotary embedding; None: queries and keys are not rotated
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
+    frequencies: tuple[float, ...]  # rotary angle per position, in radians, of each rotated pair of a head's dimensions
     window: int = ALL_POSITIONS  # number of last positions that a position attends to, with itself
-    rotated: int | None = None  # number of a head's first dimensions that are rotated; None for all
-
-    def inverse_frequencies(self, head_dim: int) -> list[float]:
-        """Return the rotary angle per position, of each pair of dimensions that are rotated, in radians."""
-        head_dim = self.rotated or head_dim
-        if self.theta is None:
-            return [0.0] * (head_dim // 2)
-        base = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-        return self.scaling.apply(base) if self.scaling else base
-
-    @property
-    def amplitude(self) -> float:
-        """Factor of the cosines and sines of the rotary embedding."""
-        return self.scaling.amplitude if isinstance(self.scaling, YarnScaling) else 1.0
+    amplitude: float = 1.0  # factor of the cosines and sines
 
 
 def read_rotation(
@@ -97,33 +40,39 @@ def read_rotation(
     rotated = int(head_dim * share)
     if rotated % 2 or not 0 < rotated <= head_dim or (share != 1 and not is_partial):
         raise UsageError(f"{config.path}: {name} {share} of head_dim {head_dim} is not supported by the engine")
-    return AttentionKind(theta, _read_scaling(rope, config, theta, rotated), rotated=rotated if is_partial else None)
-
-
-def _read_scaling(
-    rope: Fields, config: Fields, theta: float, head_dim: int
-) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+    frequencies = [theta ** (-2 * i / rotated) for i in range(rotated // 2)]
     kind = str(rope.raw.get("rope_type", rope.raw.get("type", "default")))
     if any(isinstance(value, dict) for value in rope.raw.values()):
         raise UsageError(f"{rope.path}: rotary embeddings that differ by layer type are not supported")
-    if kind == "linear":
-        return LinearScaling(rope.read("factor", NUMBER))
-    if kind == "llama3":
-        low, high = rope.read("low_freq_factor", NUMBER), rope.read("high_freq_factor", NUMBER)
-        if low >= high:
-            raise UsageError(f"{rope.path}: low_freq_factor {low} must be less than high_freq_factor {high}")
-        return Llama3Scaling(
-            rope.read("factor", NUMBER), low, high, rope.read("original_max_position_embeddings", SIZE)
-        )
     if kind == "yarn":
-        return _read_yarn(rope, config, theta, head_dim)
-    if kind != "default":
+        return _read_yarn(rope, config, theta, frequencies)
+    if kind == "linear":
+        factor = rope.read("factor", NUMBER)
+        frequencies = [frequency / factor for frequency in frequencies]
+    elif kind == "llama3":
+        frequencies = scale_as_llama3(frequencies, rope)
+    elif kind != "default":
         raise UsageError(f"{rope.path}: rotary scaling {kind!r} is not supported; supported: {', '.join(_SCALINGS)}")
-    return None
+    return AttentionKind(tuple(frequencies))
 
 
-def _read_yarn(rope: Fields, config: Fields, theta: float, head_dim: int) -> YarnScaling:
-    longest = config.read("max_position_embeddings", SIZE)
+def scale_as_llama3(frequencies: Sequence[float], rope: Fields) -> list[float]:
+    """Divide low frequencies by the field `factor`, keep high ones, and blend in between.
+
+    (Meta, Llama 3.1 model card and reference code.)
+    """
+    low, high = rope.read("low_freq_factor", NUMBER), rope.read("high_freq_factor", NUMBER)
+    if low >= high:
+        raise UsageError(f"{rope.path}: low_freq_factor {low} must be less than high_freq_factor {high}")
+    factor, original = rope.read("factor", NUMBER), rope.read("original_max_position_embeddings", SIZE)
+    turns = [original * frequency / (2 * math.pi) for frequency in frequencies]
+    blends = [min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns]
+    return [f * blend + f / factor * (1 - blend) for f, blend in zip(frequencies, blends, strict=True)]
+
+
+def _read_yarn(rope: Fields, config: Fields, theta: float, frequencies: Sequence[float]) -> AttentionKind:
+    """Read YaRN (Peng et al. 2023, section 3): divide low frequencies, keep high ones, with a ramp between."""
+    longest, head_dim = config.read("max_position_embeddings", SIZE), 2 * len(frequencies)
     original = rope.read("original_max_position_embeddings", SIZE, longest)
     factor = rope.read("factor", NUMBER, longest / original)
 
@@ -142,4 +91,7 @@ def _read_yarn(rope: Fields, config: Fields, theta: float, head_dim: int) -> Yar
     else:
         default_amplitude = amplitude()
     low, high = max(low, 0), min(high, head_dim - 1)
-    return YarnScaling(factor, low, high, rope.read("attention_factor", NUMBER, default_amplitude))
+    width = max(high - low, 1e-3)
+    ramp = [min(max((index - low) / width, 0.0), 1.0) for index in range(len(frequencies))]
+    scaled = (f * (1 - weight) + f / factor * weight for f, weight in zip(frequencies, ramp, strict=True))
+    return AttentionKind(tuple(scaled), amplitude=rope.read("attention_factor", NUMBER, default_amplitude))

@@ -64,7 +64,7 @@ def compute_hidden(
     x = weights.embed(tokens)
     where = positions(spans, len(tokens))
     attentions = {
-        kind: Attention(spans, compute_rope(kind, config.head_dim, where, x), config.kv_heads, kind.window)
+        kind: Attention(spans, compute_rope(kind, where, x), config.kv_heads, kind.window)
         for kind in weights.attention_kinds
     }
 
@@ -151,11 +151,11 @@ def _mix_experts(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapte
     return y
 
 
-def compute_rope(kind: AttentionKind, head_dim: int, row_positions: Tensor, template: Tensor) -> Rope:
+def compute_rope(kind: AttentionKind, row_positions: Tensor, template: Tensor) -> Rope:
     """Return cosines and sines [N, 1, D] at `row_positions [N]`, with the device and type of `template`."""
     table_indices = row_positions // _TABLE_POSITIONS
     distinct = sorted({int(index) for index in table_indices})
-    tables = [_rope_table(kind, head_dim, index * _TABLE_POSITIONS) for index in distinct]
+    tables = [_rope_table(kind, index * _TABLE_POSITIONS) for index in distinct]
     table_rows = (
         torch.searchsorted(torch.tensor(distinct), table_indices) * _TABLE_POSITIONS + row_positions % _TABLE_POSITIONS
     )
@@ -164,9 +164,9 @@ def compute_rope(kind: AttentionKind, head_dim: int, row_positions: Tensor, temp
 
 
 @lru_cache(maxsize=128)
-def _rope_table(kind: AttentionKind, head_dim: int, start: int) -> tuple[Tensor, Tensor]:
+def _rope_table(kind: AttentionKind, start: int) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [1024, D] from `start`; tables of one size keep the bits equal for all requests."""
-    frequencies = torch.tensor(kind.inverse_frequencies(head_dim), dtype=torch.float32)
-    angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
+    places = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)
+    angles = places[:, None] * torch.tensor(kind.frequencies, dtype=torch.float32)
     angles = torch.cat([angles, angles], -1)
     return angles.cos() * kind.amplitude, angles.sin() * kind.amplitude

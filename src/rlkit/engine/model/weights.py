@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -67,7 +67,7 @@ class Weights:
     norm: Tensor  # [E], the final norm; activations have its type and device
     output: Matrix  # [E, V], the output layer; made from the embedding if the configuration ties them
 
-    @property
+    @cached_property
     def attention_kinds(self) -> list[AttentionKind]:
         """Distinct kinds of attention of the layers."""
         return list(dict.fromkeys(layer.attention for layer in self.layers if not layer.delta))

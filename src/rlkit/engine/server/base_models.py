@@ -33,14 +33,6 @@ _LOOKUP_THREADS_MAX = 4
 _LOOKUP_WAIT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelLocation:
-    """Directory of a base model, and the content of its config.json."""
-
-    directory: Path
-    config: ModelConfig
-
-
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoadedBase:
     """A base model in memory. Users of its weights keep a reference to it, so it is not loaded twice."""
@@ -57,7 +49,8 @@ class BaseModels:
         self._resolve = resolve
         self._device = device
         self._lock = threading.Lock()
-        self._locations: dict[str, ModelLocation] = {}
+        self._locations: dict[str, tuple[Path, ModelConfig]] = {}
+        # Removed at their end: a future keeps the callbacks of the jobs that waited for it.
         self._lookups: dict[str, Future[None]] = {}
         # At exit, Python does not wait for its threads, however long a download takes.
         self._threads = DaemonThreadPool(_LOOKUP_THREADS_MAX, name="rlkit-engine-resolve")
@@ -73,8 +66,8 @@ class BaseModels:
                 self._lookups[name] = self._threads.submit(self._look_up, name)
             return self._lookups[name]
 
-    def locate(self, name: str) -> ModelLocation:
-        """Return a model's location; `NotReady` while its lookup is pending."""
+    def locate(self, name: str) -> tuple[Path, ModelConfig]:
+        """Return a model's directory and configuration; `NotReady` while its lookup is pending."""
         lookup = self.start_lookup(name)
         if lookup is not None:
             raise NotReady(lookup)
@@ -82,16 +75,16 @@ class BaseModels:
 
     def load(self, name: str) -> LoadedBase:
         """Return a model with its weights; `NotReady` while its lookup is pending. For one thread only."""
-        location = self.locate(name)
+        directory, _ = self.locate(name)
         base = self._used.get(name)
         self._recent.pop(name, None)
         while len(self._recent) >= _RECENT_MAX:
             self._recent.popitem(last=False)
         if base is None:
-            _log.info("loading %s from %s", name, location.directory)
+            _log.info("loading %s from %s", name, directory)
             quantisation = split_base_name(name)[1]
-            weights = load_weights(location.directory, self._device, quantisation=quantisation)
-            base = LoadedBase(name, location.directory, weights)
+            weights = load_weights(directory, self._device, quantisation=quantisation)
+            base = LoadedBase(name, directory, weights)
             with self._lock:
                 self._used[name] = base
         self._recent[name] = base
@@ -106,7 +99,7 @@ class BaseModels:
             names = {*names, *self._used.keys()}
             pending = [future for name, future in self._lookups.items() if name in names]
         wait(pending, timeout=_LOOKUP_WAIT_S)
-        return {name: self._locations[name].config.max_positions for name in names if name in self._locations}
+        return {name: self._locations[name][1].max_positions for name in names if name in self._locations}
 
     def close(self) -> None:
         """Release all weights and drop the lookups that have not started."""
@@ -116,7 +109,7 @@ class BaseModels:
     def _look_up(self, name: str) -> None:
         try:
             directory = self._resolve(split_base_name(name)[0])
-            self._locations[name] = ModelLocation(directory, read_config(directory))
+            self._locations[name] = directory, read_config(directory)
         finally:
             with self._lock:
                 del self._lookups[name]  # after a failure, the next request tries again

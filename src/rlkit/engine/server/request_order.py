@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from rlkit._util.files import FULL
 from rlkit.engine.server.futures import Answer, GoneError, NotReady, Promise, Promises
-from rlkit.engine.server.sessions import EarlyRequest, ModelQueue, Session, Sessions
+from rlkit.engine.server.sessions import ModelQueue, Session, Sessions
 from rlkit.engine.server.worker import Worker
 from rlkit.errors import MissingError, RlkitError, UsageError
 
@@ -109,9 +109,10 @@ class RequestQueues:
                 promise.on_done(partial(session.queued.add, -size_bytes))
                 self._submit_job(job, promise, queue)
 
-            queue.early[seq_id] = EarlyRequest(submit, size_bytes)
-            while (due := queue.early.pop(queue.next_seq_id, None)) is not None:
-                due.submit()
+            queue.early[seq_id] = submit, size_bytes
+            while queue.next_seq_id in queue.early:
+                submit_due, _ = queue.early.pop(queue.next_seq_id)
+                submit_due()
                 queue.next_seq_id += 1
         return promise
 
@@ -201,7 +202,7 @@ def failing_job(problem: str) -> Job:
 def _find_memory_problem(session: Session, size_bytes: int, *, early: bool) -> str | None:
     """Return why a request exceeds the session's memory limits, or None. Early requests have their own limit."""
     if early:
-        waiting_bytes = sum(other.size_bytes for queue in session.queues.values() for other in queue.early.values())
+        waiting_bytes = sum(size for queue in session.queues.values() for _, size in queue.early.values())
         limit_bytes, state, hint = _MAX_EARLY_BYTES, "wait for earlier ones", "send less per call"
     else:
         waiting_bytes = session.queued.bytes

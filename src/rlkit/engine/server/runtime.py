@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
 from torch import Tensor
 
 from rlkit._util.activity import Activity
@@ -113,13 +114,13 @@ class Runtime:
         moments, steps = (moments, info.steps) if optimiser else (None, 0)
         return self._add_model(model_id, base, adapter, moments=moments, steps=steps)
 
-    def train(self, request: wire_format.TrainRequest, scheduler: Scheduler) -> bytes:
+    def train(self, request: pb.ForwardBackwardRequest, scheduler: Scheduler) -> bytes:
         """Run a forward or forward-backward request; `scheduler` may call `sample` and `advance` during it."""
         learner = self._model(request.model_id).learner
-        loss = make_loss(request.loss, request.settings)
+        loss = make_loss(request.loss_fn, wire_format.loss_settings(request))
         examples = wire_format.decode_examples(request.data)
-        run = learner.forward if request.forward_only else learner.forward_backward
-        return wire_format.encode_loss(run(examples, loss, scheduler=scheduler))
+        output = learner.run(examples, loss, backward=not request.forward_only, scheduler=scheduler)
+        return wire_format.encode_loss(output)
 
     def optim_step(self, model_id: str, settings: AdamSettings) -> float:
         """Apply the accumulated gradient, and return its norm before clipping."""
@@ -160,10 +161,8 @@ class Runtime:
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
         """Queue a sampling request; a later `advance` resolves its promise if it is still pending."""
-        location = self.base_models.locate(target.ref.base_model)
-        sample_request = wire_format.decode_sample(
-            request, location.config.eos, lambda: _load_text_decoder(location.directory)
-        )
+        directory, config = self.base_models.locate(target.ref.base_model)
+        sample_request = wire_format.decode_sample(request, config.eos, lambda: _load_text_decoder(directory))
         if target.ref.snapshot is not None:
             self._snapshots.touch(target.ref.snapshot)  # served weights do not read the snapshot again
         self._samplers.submit(

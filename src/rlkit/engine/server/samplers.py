@@ -112,11 +112,10 @@ class Samplers:
     def _report(self) -> None:
         decoders = [served.decoder for served in self._served.values()]
         queued = sum(decoder.queued_count for decoder in decoders)
+        waiting = sum(entry.request.num_samples for entry in self._waiting.values())
         self._activity.put("replies in progress", sum(decoder.running_count for decoder in decoders))
         self._activity.put("tokens in them", sum(decoder.drawn_tokens for decoder in decoders))
-        self._activity.put(
-            "replies queued", queued + sum(entry.request.num_samples for entry in self._waiting.values())
-        )
+        self._activity.put("replies queued", queued + waiting)
 
     def _drop_answered_requests(self) -> None:
         """Drop requests whose promise is done: they were cancelled, or their session has ended."""

@@ -128,14 +128,14 @@ class EngineServer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._url = ""
+        self._server: HttpServer | None = None
 
     @property
     def url(self) -> str:
         """Base URL for clients; available after `start`."""
-        if not self._url:
+        if self._server is None:
             raise UsageError("the engine has no URL before start()")
-        return self._url
+        return f"http://{self._server.host}:{self._server.port}"
 
     def start(self) -> Self:
         """Start the server, and return when it answers requests.
@@ -152,15 +152,14 @@ class EngineServer:
                 f"{self._root}: cannot store checkpoints here ({error.strerror}); choose another root"
             ) from error
         try:
-            self._server = HttpServer(self._app, address=self._address, grace_s=_GRACE_S)
+            server = self._server = HttpServer(self._app, address=self._address, grace_s=_GRACE_S)
         except OSError as error:
             address = f"{self._address[0]}:{self._address[1]}"
             raise UsageError(
                 f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any, or another host"
             ) from error
-        self._url = f"http://{self._server.host}:{self._server.port}"
-        serving = self._serve(self._server)
-        self._thread = threading.Thread(target=lambda: asyncio.run(serving), name="rlkit-engine-http", daemon=True)
+        target = partial(asyncio.run, self._serve(server))
+        self._thread = threading.Thread(target=target, name="rlkit-engine-http", daemon=True)
         self._service.start()
         self._thread.start()
         if not self._ready.wait(_START_S):
@@ -172,7 +171,7 @@ class EngineServer:
 
         Running training ends after its micro-batch; a running save is completed.
         """
-        if self._thread is None:
+        if self._thread is None or self._server is None:
             return
         if self._loop is not None and self._extension is not None and self._thread.is_alive():
             with suppress(TimeoutError):

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
 
 from rlkit._util.activity import Activity
 from rlkit.engine.kernels.devices import select_device
@@ -40,7 +41,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Service:
-    """The server without HTTP. `clock` counts seconds from any start, for the timeout of silent sessions."""
+    """The server without HTTP."""
 
     def __init__(
         self,
@@ -49,11 +50,10 @@ class Service:
         root: Path,
         threads: int | None,
         device: str | None = None,
-        clock: Callable[[], float] = time.monotonic,
         activity: Activity | None = None,
     ) -> None:
         self.promises = Promises()
-        self.sessions = Sessions(clock)
+        self.sessions = Sessions(time.monotonic)
         self.store = CheckpointStore(root)
         self._runtime = Runtime(
             resolve, self.store, scratch_folder(root), threads, select_device(device), activity=activity or Activity()
@@ -153,20 +153,17 @@ class Service:
         model_id, queue = self._queues.add_model(request.session_id, request.model_seq_id)
         return self._queues.run_once(f"{model_id}#create", hash_request(request), job, queue)
 
-    def train(self, request: wire_format.TrainRequest) -> Promise:
+    def train(self, request: pb.ForwardBackwardRequest) -> Promise:
         """Run a forward pass, or a forward and a backward pass."""
 
         def job(_: Promise) -> Answer:
-            if request.loss in _SUBSTITUTES:
-                raise UsageError(
-                    f"loss_fn {request.loss!r} is not supported by the embedded engine: {_SUBSTITUTES[request.loss]}"
-                )
+            if (loss := request.loss_fn) in _SUBSTITUTES:
+                raise UsageError(f"loss_fn {loss!r} is not supported by the embedded engine: {_SUBSTITUTES[loss]}")
             return proto_answer(self._runtime.train(request, self._worker))
 
         size_bytes = sum(datum.ByteSize() for datum in request.data)
-        return self._queues.run_in_order(
-            request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes
-        )
+        fingerprint = blake2b(request.SerializeToString(deterministic=True), digest_size=16).digest()
+        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint, job, size_bytes=size_bytes)
 
     def fail_in_order(self, model_id: str, seq_id: int, message: str) -> Promise:
         """Fail an unreadable request when its `seq_id` is due, so that it does not block later requests."""

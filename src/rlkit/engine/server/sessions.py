@@ -50,20 +50,13 @@ class Target:
     ref: SamplerRef
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EarlyRequest:
-    """A request that arrived before its `seq_id` was due: a function that submits it, and the size of its body."""
-
-    submit: Callable[[], None]
-    size_bytes: int
-
-
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ModelQueue:
     """The requests of one model, in order."""
 
     next_seq_id: int = 1  # the `seq_id` to submit next
-    early: dict[int, EarlyRequest] = field(default_factory=dict[int, EarlyRequest])  # by `seq_id`
+    # By `seq_id`, requests that arrived before it was due: a function that submits the request, and its body's size.
+    early: dict[int, tuple[Callable[[], None], int]] = field(default_factory=dict[int, tuple[Callable[[], None], int]])
     info: ModelInfo | None = None  # None until the model is created
     inflight: Target | None = None  # shared by the model's in-flight sampling sessions
     # Work blocked by a job that is not ready; None if no job blocks the queue. Used by the worker only.

@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -43,32 +41,22 @@ _ALTERNATIVES_MAX = 16_384
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainRequest:
-    """A forward or forward-backward request; `data` is decoded later by `decode_examples`."""
-
-    model_id: str
-    seq_id: int
-    loss: str
-    settings: Mapping[str, float | str]
-    forward_only: bool
-    data: Sequence[pb.Datum]
-    fingerprint: bytes
-
-
-def decode_train(body: bytes) -> TrainRequest:
-    """Read a protobuf `ForwardBackwardRequest`."""
+def decode_train(body: bytes) -> pb.ForwardBackwardRequest:
+    """Read a forward or forward-backward request, but for its data and settings, which other functions read."""
     message = pb.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
     except DecodeError as error:
         raise UsageError("the body is not a ForwardBackwardRequest in protobuf") from error
-    settings: dict[str, float | str] = dict(message.loss_fn_config)
-    for key, value in message.loss_fn_config_v2.items():
+    return message
+
+
+def loss_settings(request: pb.ForwardBackwardRequest) -> dict[str, float | str]:
+    """Read the settings of a loss, in the older field of numbers and the newer one of numbers and texts."""
+    settings: dict[str, float | str] = dict(request.loss_fn_config)
+    for key, value in request.loss_fn_config_v2.items():
         settings[key] = value.text if value.WhichOneof("value") == "text" else value.number
-    fingerprint = blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
-    loss, seq_id = message.loss_fn, message.seq_id
-    return TrainRequest(message.model_id, seq_id, loss, settings, message.forward_only, message.data, fingerprint)
+    return settings
 
 
 def train_request_position(body: bytes) -> tuple[str, int] | None:
@@ -114,10 +102,11 @@ def lora_settings(request: types.CreateModelRequest) -> LoraSettings:
     lora = request.lora_config
     if lora is None:
         raise UsageError("create_model: lora_config is missing; the embedded engine only trains LoRA adapters")
-    if not 1 <= lora.rank <= _RANK_MAX:
-        raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
-    if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
-        raise UsageError(f"lora_config: seed must be 0 … {_SEED_MAX - 1}, not {lora.seed}")
+    _check_values(
+        "lora_config",
+        ("rank", lora.rank, 1 <= lora.rank <= _RANK_MAX, f"1 … {_RANK_MAX}"),
+        ("seed", lora.seed, lora.seed is None or 0 <= lora.seed < _SEED_MAX, f"0 … {_SEED_MAX - 1}"),
+    )
     check_optimizer(request.optimizer_config)
     return LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
 
@@ -133,17 +122,15 @@ def adam_settings(request: types.OptimStepRequest) -> AdamSettings:
     adam = request.optim_params
     if not isinstance(adam, types.AdamParams):
         raise UsageError(f"optim_step: {adam.type!r} is not supported; use AdamParams")
-    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
-        if not (math.isfinite(value := getattr(adam, name)) and value >= 0):
-            raise UsageError(f"optim_step: {name} must be a number ≥ 0, not {value}")
-    for name in ("learning_rate", "weight_decay"):
-        if (value := getattr(adam, name)) > _STEP_MAX:
-            raise UsageError(f"optim_step: {name} must be at most {_STEP_MAX:g}, not {value:g}")
-    if adam.eps == 0:
-        raise UsageError("optim_step: eps must be positive, because a step with gradient 0 would be 0 / 0")
-    for name in ("beta1", "beta2"):
-        if not 0 <= (value := getattr(adam, name)) < 1:
-            raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")
+    _check_values(
+        "optim_step",
+        ("learning_rate", adam.learning_rate, 0 <= adam.learning_rate <= _STEP_MAX, f"0 … {_STEP_MAX:g}"),
+        ("weight_decay", adam.weight_decay, 0 <= adam.weight_decay <= _STEP_MAX, f"0 … {_STEP_MAX:g}"),
+        ("grad_clip_norm", adam.grad_clip_norm, 0 <= adam.grad_clip_norm < math.inf, "a number ≥ 0"),
+        ("eps", adam.eps, 0 < adam.eps < math.inf, "a number > 0, because a step with gradient 0 would be 0 / 0"),
+        ("beta1", adam.beta1, 0 <= adam.beta1 < 1, "in [0, 1)"),
+        ("beta2", adam.beta2, 0 <= adam.beta2 < 1, "in [0, 1)"),
+    )
     return AdamSettings(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm)
 
 
@@ -176,19 +163,17 @@ def decode_sample(
     if request.record_stability_info:
         raise UsageError("sample: record_stability_info is not supported by the embedded engine")
     params, prompt, last = request.sampling_params, _prompt(request.prompt), request.prompt_logprobs_last_n
-    for name, value, is_valid, wanted in (
+    _check_values(
+        "sample",
         ("num_samples", request.num_samples, 1 <= request.num_samples <= SAMPLES_MAX, f"1 … {SAMPLES_MAX}"),
         ("max_tokens", params.max_tokens, params.max_tokens is None or params.max_tokens >= 1, "at least 1"),
         ("temperature", params.temperature, 0 <= params.temperature < np.inf, "a number ≥ 0"),
         ("top_p", params.top_p, 0 < params.top_p <= 1, "in (0, 1]"),
         ("top_k", params.top_k, params.top_k >= -1, "positive, or -1 for all tokens"),
         ("prompt_logprobs_last_n", last, last is None or last >= 1, "at least 1"),
-    ):
-        if not is_valid:
-            raise UsageError(f"sample: {name} must be {wanted}, not {value}")
+    )
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
-        if not 0 <= getattr(request, name) <= _TOP_MAX:
-            raise UsageError(f"sample: {name} must be 0 … {_TOP_MAX}, not {getattr(request, name)}")
+        _check_values("sample", (name, value := getattr(request, name), 0 <= value <= _TOP_MAX, f"0 … {_TOP_MAX}"))
     if request.prompt_alt_tokens_k * len(prompt) > _ALTERNATIVES_MAX:
         raise UsageError(
             f"sample: prompt_alt_tokens_k {request.prompt_alt_tokens_k} for {len(prompt)} tokens is more than "
@@ -237,6 +222,13 @@ def encode_sample(result: SampleResult, request: types.SampleRequest) -> bytes:
         message.prompt_alt_tokens.tokens.CopyFrom(pb.Tensor(dense=ids.tobytes(), dtype=pb.DTYPE_INT64, shape=ids.shape))
         message.prompt_alt_tokens.logprobs.CopyFrom(_encode_floats(logprobs))
     return b"".join([*parts, message.SerializeToString()])
+
+
+def _check_values(kind: str, *rules: tuple[str, float | None, bool, str]) -> None:
+    """Raise `UsageError` for the first rule that is broken: a name, its value, whether it is valid, and what is."""
+    for name, value, is_valid, wanted in rules:
+        if not is_valid:
+            raise UsageError(f"{kind}: {name} must be {wanted}, not {value}")
 
 
 def _tensor(name: str, tensor: pb.Tensor) -> NDArray[np.generic]:

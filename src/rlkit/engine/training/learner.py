@@ -1,6 +1,6 @@
 """Gradients and optimiser steps of one LoRA model.
 
-Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it. The same
+Invariant: the gradient accumulates over calls of `run` until `step`, which applies and clears it. The same
 calls in the same order give the same bits, for any number of threads. After a failed call, whose gradient is partial,
 `step` raises an error.
 
@@ -26,7 +26,7 @@ from rlkit._util.activity import Activity
 from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.lora import Adapter, parameter_slots
+from rlkit.engine.model.lora import Adapter
 from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.training.lm_head import Head, Targets, head_scratch
@@ -106,19 +106,9 @@ class Learner:
         """Make an adapter on the same memory whose matrices are autograd leaves with gradients in `gradient [P]`."""
         config, settings = self.adapter.config, self.adapter.settings
         share = Adapter(config, settings, self.adapter.flat, trainable=True)
-        for name, place, shape in parameter_slots(config, settings):
-            share.views[name].grad = gradient[place].view(shape)
+        for name, view in Adapter(config, settings, gradient).views.items():
+            share.views[name].grad = view
         return share
-
-    def forward(self, examples: Sequence[Example], loss: Loss, *, scheduler: Scheduler | None = None) -> LossOutput:
-        """Compute the loss and log-probabilities without a gradient."""
-        return self._run(examples, loss, scheduler, backward=False)
-
-    def forward_backward(
-        self, examples: Sequence[Example], loss: Loss, *, scheduler: Scheduler | None = None
-    ) -> LossOutput:
-        """Compute the loss and log-probabilities, and add the gradient of the summed loss to the accumulated one."""
-        return self._run(examples, loss, scheduler, backward=True)
 
     def step(self, settings: AdamSettings) -> float:
         """Take a step of AdamW (Loshchilov and Hutter 2019); return the gradient's norm before clipping.
@@ -158,9 +148,14 @@ class Learner:
         self.moments[0], self.moments[1] = mean, square
         return norm
 
-    def _run(
-        self, examples: Sequence[Example], loss: Loss, scheduler: Scheduler | None, *, backward: bool
+    def run(
+        self, examples: Sequence[Example], loss: Loss, *, backward: bool = True, scheduler: Scheduler | None = None
     ) -> LossOutput:
+        """Compute the loss and log-probabilities.
+
+        Args:
+            backward: add the gradient of the summed loss to the accumulated one.
+        """
         examples = _complete_inputs(examples, loss)
         _check_examples(examples, loss.name, self.weights.config)
         packed = micro_batches([example.tokens for example in examples], self._batch_tokens, _SHARES)
@@ -194,10 +189,10 @@ class Learner:
             logp, losses = self._run_micro_batch(share, batch, examples, loss, backward=backward)
             share.losses.append(float(losses.sum(dtype=torch.float64)))
             values, start = logp.cpu().numpy(), 0
-            for packed in batch.examples:
-                shape = examples[packed.index].targets.shape
+            for index in batch.examples:
+                shape = examples[index].targets.shape
                 end = start + math.prod(shape)
-                share.logprobs[packed.index] = values[start:end].reshape(shape)
+                share.logprobs[index] = values[start:end].reshape(shape)
                 start = end
             self._activity.add(_TO_GO, -len(batch.examples))
             if scheduler is not None and scheduler.should_yield:
@@ -247,7 +242,7 @@ class _Share:
 
 
 def _concatenate_targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:
-    pairs = [(packed.rows, examples[packed.index]) for packed in batch.examples]
+    pairs = [(rows, examples[index]) for index, rows in batch.examples.items()]
 
     def concatenate(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device)
@@ -259,7 +254,7 @@ def _concatenate_targets(batch: MicroBatch, examples: Sequence[Example], device:
 
 def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence[Example], logp: Tensor) -> Targets:
     """Add to each target the log-ratio of its sequence."""
-    sizes = [examples[packed.index].targets.size for packed in batch.examples]
+    sizes = [examples[index].targets.size for index in batch.examples]
     ends = np.cumsum(sizes).tolist()
     ratios: list[Tensor] = []
     for end, size in zip(ends, sizes, strict=True):

@@ -33,20 +33,12 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedExample:
-    """An example in a micro-batch: its `index` in the request, and the row of each of its tokens."""
-
-    index: int
-    rows: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Packed `tokens [R]`, their layout in `spans`, and the examples that they belong to."""
+    """Packed `tokens [R]`, their layout in `spans`, and the row of each token of each example, by its index."""
 
     tokens: NDArray[np.int64]
     spans: tuple[Span, ...]
-    examples: tuple[PackedExample, ...]
+    examples: Mapping[int, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +142,13 @@ def _pack(sequences: Sequence[NDArray[np.int64]], groups: Sequence[_PrefixGroup]
             tokens.append(sequences[group.indices[0]][: group.shared])
             spans.append(Span(start, group.shared))
             start += group.shared
-    examples: list[PackedExample] = []
+    examples: dict[int, NDArray[np.int64]] = {}
     for group, prefix in zip(groups, prefixes, strict=True):
         prefix_rows = np.arange(prefix.start, prefix.start + prefix.length) if prefix else np.arange(0)
         for index in group.indices:
             tail = sequences[index][group.shared :]
             tokens.append(tail)
             spans.append(Span(start, len(tail), prefix))
-            examples.append(PackedExample(index, np.concatenate([prefix_rows, np.arange(start, start + len(tail))])))
+            examples[index] = np.concatenate([prefix_rows, np.arange(start, start + len(tail))])
             start += len(tail)
-    return MicroBatch(np.concatenate(tokens), tuple(spans), tuple(examples))
+    return MicroBatch(np.concatenate(tokens), tuple(spans), examples)
