@@ -1,13 +1,14 @@
 """Compare the distillation of rlkit with that of tinker-cookbook: the same engine, models, prompts and settings.
 
-    uv run python benchmarks/distillation.py [--steps 80]
+    uv run python benchmarks/distillation.py [--steps 80] [--repeat 2]
 
 The student is a byte-level model of 131,776 random parameters; the teacher is the same model with a random matrix of
 rank 4 added to each matrix of its layers. Each step plays 8 prompts, 8 replies each of 16 tokens. Printed for each
 side: the divergence from the teacher, KL(q‖p) in nats a token, in the first step and at the end (mean of eight steps),
 and the sampled tokens and the wall time until that mean is at most 0.3 of the first; then the ratios of cookbook to
-rlkit. The loops take turns, so that other work on the machine hits both; the best of the repetitions counts. Both ask
-for the same gradients, so the tokens differ by chance only.
+rlkit. The clock of a side runs from its call to the end of a step, so no last checkpoint counts. The loops take turns,
+so that other work on the machine hits both; the best of the repetitions counts. Both ask for the same gradients, so the
+tokens differ by chance only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
@@ -121,10 +123,10 @@ class Curve:
         ends = range(MEAN_STEPS, len(self.kl) + 1)
         return [sum(self.kl[end - MEAN_STEPS : end]) / MEAN_STEPS for end in ends]
 
-    def step_of_share(self) -> int:
-        """Return the index of the first step whose mean is at most `SHARE` of the first step's divergence."""
-        reached = (index for index, mean in enumerate(self.means()) if mean <= SHARE * self.kl[0])
-        return next(reached) + MEAN_STEPS - 1
+    def step_of_share(self) -> int | None:
+        """Return the index of the first step whose mean is at most `SHARE` of the first step's divergence, if any."""
+        means = enumerate(self.means(), start=MEAN_STEPS - 1)
+        return next((index for index, mean in means if mean <= SHARE * self.kl[0]), None)
 
 
 def change_model(model: Path, folder: Path) -> Path:
@@ -186,11 +188,11 @@ def train_cookbook(student: Path, teacher: Path, engine: EngineServer, steps: in
     )
     with _quiet():
         asyncio.run(train_on_policy.main(config))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines = [line for line in lines if "teacher_kl" in line]
-    total_s = time.time() - start_s
     times = [line["time/total"] for line in lines]
-    first_s = total_s - sum(times)  # the session and the last checkpoint
+    first_s = path.stat().st_mtime - start_s - sum(times)  # the session; the last step is written when it ends
     return Curve([line["teacher_kl"] for line in lines], [first_s + sum(times[: end + 1]) for end in range(len(times))])
 
 
@@ -206,7 +208,7 @@ def main() -> None:
     """Run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
     arguments = parser.parse_args()
     logging.raiseExceptions = False  # the cookbook's handlers outlive the stream that they write to
     sides = {"rlkit": train_rlkit, "cookbook": train_cookbook}
@@ -225,6 +227,8 @@ def main() -> None:
                     os.environ["TINKER_API_KEY"] = engine.api_key
                     curve = train(student, teacher, engine, arguments.steps, folder / f"{side}-{number}")
                 place, means = curve.step_of_share(), curve.means()
+                if place is None:
+                    sys.exit(f"{side}: {SHARE:g} of the start is not reached in {arguments.steps} steps; raise --steps")
                 numbers = {"start": curve.kl[0], "end": means[-1], "tokens": (place + 1) * GROUPS * MEMBERS * TOKENS}
                 numbers["seconds"] = curve.seconds[place]
                 print(f"{side:9}", *(f"{key} {value:,.3f}" for key, value in numbers.items()), sep="  ", flush=True)

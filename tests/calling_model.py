@@ -133,6 +133,11 @@ def train_agent(
     return [float(np.mean(values)) for values in rewards]
 
 
+def check_training(model: Path, env: rlkit.Env) -> None:
+    """Train a model whose reward is 1 in half of its rollouts for two steps."""
+    train_agent(model, [env], steps=2, group_size=8, learning_rate=0.0015)
+
+
 def check_learning(model: Path, env: rlkit.Env) -> None:
     """Train a model whose reward is 1 in half of its rollouts, and check that its rewards rise.
 
@@ -168,7 +173,7 @@ def train_program(path: Path, agent: str, *, tool: str, argument: str, shown: Pa
 
     authors = [partial(write_reply, name=name) for name in ("a", "b")]
     model = teach_agent(path, lambda policy: asyncio.run(env.rollout(policy)), authors)
-    train_agent(model, [env], steps=steps, group_size=8, learning_rate=0.0005)
+    train_agent(model, [env], steps=steps, group_size=4, learning_rate=0.0005)
 
 
 def make_model(path: Path) -> Path:

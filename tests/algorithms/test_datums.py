@@ -247,7 +247,7 @@ def test_step_estimator_changes_only_groups_of_its_environments() -> None:
 
 
 def test_prepared_group_reports_its_penalty_and_clipped_share() -> None:
-    prepared = prepare(Preparation({"env": GroupMean()}, clip=0.25), group([1, 0]))
+    prepared = prepare(Preparation({"env": GroupMean()}, clip={"env": 0.25}), group([1, 0]))
     assert [row.tolist() for row in prepared.advantages] == [[0.25], [-0.25]]
     assert (prepared.clipped, prepared.length_penalty, prepared.drifts) == (1.0, None, ())
     assert prepare(Preparation({"env": GroupMean()}), group([1, 0])).clipped is None

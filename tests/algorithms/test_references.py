@@ -77,7 +77,7 @@ def test_penalty_is_the_centred_drift_of_each_sampled_token(
     data: list[Datum], coefficient: float, discount: float
 ) -> None:
     penalty = Reference(score, coefficient, discount)
-    found_drifts = asyncio.run(penalty.drifts(data, [turn([1], [1])] * len(data)))
+    found_drifts = asyncio.run(penalty.drifts([(datum, turn([1], [1])) for datum in data]))
     penalized = penalty.apply(data, found_drifts)
     rows, drifts = compute_by_hand(data, coefficient, discount)
     for datum, row in zip(penalized, rows, strict=True):
@@ -141,7 +141,7 @@ def test_step_estimates_keep_the_penalty_without_new_requests() -> None:
         {"env": as_estimator(step_estimator(minus_the_steps_mean))},
         references={"env": [Reference(counting, 1.0, 0.5)]},
         length_penalty={"env": LengthPenalty(0.5, 0, 4)},
-        clip=0.6,
+        clip={"env": 0.6},
         normalization=Normalization("token", 2, 1),
     )
     separate = [asyncio.run(preparation.prepare(played)) for played in (group([1, 0]), group([3, 3], draw=1))]
@@ -164,6 +164,21 @@ def test_missing_logprob_of_the_reference_is_a_service_error() -> None:
         asyncio.run(preparation.prepare(group([0, 1])))
 
 
+def test_tokens_beyond_the_context_of_a_reference_have_no_term() -> None:
+    async def score_first(prompt: Prompt, last: int) -> Floats:
+        return (await score(prompt, last))[:2]
+
+    played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3, 4, 5])]),))
+    cut, whole = (
+        asyncio.run(
+            Preparation(NO_ADVANTAGES, references={"env": [Reference(function, 1.0, is_teacher=True)]}).prepare(played)
+        ).data[0]
+        for function in (score_first, score)
+    )
+    assert cut.advantages[whole.mask].tolist() == [*whole.advantages[whole.mask][:2].tolist(), 0.0, 0.0]
+    assert whole.advantages[whole.mask].all()
+
+
 def compute_teacher_by_hand(data: Sequence[Datum], weight: float, discount: float, clip: float | None) -> list[float]:
     """The terms of all sampled tokens, one number at a time, in float64."""
     terms = list[float]()
@@ -183,7 +198,7 @@ def test_a_teacher_adds_the_uncentred_ratio_of_each_sampled_token(
     data: list[Datum], weight: float, discount: float, clip: float | None
 ) -> None:
     teacher = Reference(score, weight, discount, is_teacher=True, clip=clip or np.inf)
-    taught = teacher.apply(data, asyncio.run(teacher.drifts(data, [turn([1], [1])] * len(data))))
+    taught = teacher.apply(data, asyncio.run(teacher.drifts([(datum, turn([1], [1])) for datum in data])))
     terms = [b.advantages[b.mask] - a.advantages[a.mask] for a, b in zip(data, taught, strict=True)]
     expected = compute_teacher_by_hand(data, weight, discount, clip)
     np.testing.assert_allclose(np.concatenate([np.empty(0), *terms]), expected, rtol=1e-4, atol=1e-4)

@@ -87,7 +87,7 @@ def test_advantages_are_clipped_and_their_share_is_reported() -> None:
     rows, share = clip_advantages([np.array([-3.0, 0.5]), np.array([2.0])], 1.0)
     assert [row.tolist() for row in rows] == [[-1.0, 0.5], [1.0]]
     assert share == pytest.approx(2 / 3)
-    prepared = prepare(Preparation({"env": GroupMean()}, clip=0.4), group([0, 1, 0.5]))
+    prepared = prepare(Preparation({"env": GroupMean()}, clip={"env": 0.4}), group([0, 1, 0.5]))
     assert [row.tolist() for row in prepared.advantages] == [[-0.4], [0.4], [0.0]]
     assert prepared.clipped == pytest.approx(2 / 3)
 

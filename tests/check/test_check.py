@@ -343,6 +343,37 @@ def test_an_environment_that_does_not_end_is_found(env: object, message: str, mo
     assert status(report, "determinism") == "skipped"
 
 
+class Suspender(Sum):
+    """Suspends both processes in its first rollout, as a laptop that sleeps does."""
+
+    def __init__(self, marker: Path) -> None:
+        super().__init__()
+        self.marker = marker
+
+    def grade(self, reply: Reply) -> Outcome | float:
+        if not self.marker.exists():
+            self.marker.touch()
+            processes = f"{os.getppid()} {os.getpid()}"
+            # It begins once the announcement of the rollout is read.
+            command = f"sleep 0.5; kill -STOP {processes}; sleep 7; kill -CONT {processes}"
+            subprocess.Popen(["sh", "-c", command], start_new_session=True)
+            time.sleep(8.0)
+        return self.right(reply)
+
+
+@pytest.mark.slow
+def test_the_time_of_a_suspended_machine_does_not_count(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.check.test_check import Suspender, report_of, status\n"
+        "print(status(report_of(Suspender(Path(sys.argv[1])), timeout_s=3.0), 'time limit'))"
+    )
+    # In a process of its own, so that a shell does not see pytest stop.
+    command, root = [sys.executable, "-c", code, str(tmp_path / "marker")], Path(__file__).parents[2]
+    result = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert (tmp_path / "marker").exists()
+    assert result.stdout == "passed\n"
+
+
 # --- it changes
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,3 +42,26 @@ def test_first_inconsistent_token_is_named(
 
 def test_missing_run_is_exit_code_2(rlkit: Callable[..., Any]) -> None:
     assert rlkit("audit", "nothing").exit_code == 2
+
+
+_READER = """
+import os, sys
+from pathlib import Path
+from rlkit.envs.math.table_files import read_rows
+from rlkit.store import table
+from rlkit.token_records.list_columns import read_columns
+from rlkit.token_records.updates import read_update
+
+episodes, update = map(Path, sys.argv[1:])
+before = len(os.listdir("/proc/self/task"))
+assert table.read_table(episodes) and read_columns(episodes) and read_update(update) and [*read_rows(episodes)]
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the threads of a process are listed in /proc")
+def test_tables_of_a_run_are_read_without_threads(run: Path) -> None:
+    """Arrow's threads abort a process that ends soon after: `terminate called without an active exception`."""
+    episodes, update = next((run / "episodes").rglob("*.parquet")), next((run / "updates").glob("*.parquet"))
+    done = subprocess.run([sys.executable, "-c", _READER, episodes, update], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

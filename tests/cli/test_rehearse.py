@@ -176,7 +176,7 @@ def test_unknown_model_has_no_price_and_gets_a_suggestion(
     assert ("set prices.prefill" in detail) is bool(key)
     if not hint:
         assert parts["chat"][0] == "not tried"
-        assert "Four ways: set chat.tokenizer" in parts["chat"][1]
+        assert "Four ways: for the model of a run, set chat.tokenizer" in parts["chat"][1]
 
 
 @pytest.mark.usefixtures("nowhere")

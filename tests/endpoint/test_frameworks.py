@@ -18,7 +18,7 @@ import pytest
 import rlkit
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.tools.audit import audit
-from tests.calling_model import check_learning, teach_agent, write_call
+from tests.calling_model import check_training, teach_agent, write_call
 from tests.test_examples import load
 
 FACTORS = re.compile(r"What is (\d+) times (\d+)\?")
@@ -36,7 +36,7 @@ def call_the_tool_then_answer(prompt: str, *, seed: int, knows: bool = True) -> 
 
 
 def check_on_engine(env: rlkit.Env, folder: Path) -> None:
-    """Check that an agent learns on the embedded engine to answer with what it got from its tool."""
+    """Check that a model of an agent is trained on the embedded engine on its calls and answers."""
     authors = [call_the_tool_then_answer, partial(call_the_tool_then_answer, knows=False)]
     rewards = list[object]()
 
@@ -45,7 +45,7 @@ def check_on_engine(env: rlkit.Env, folder: Path) -> None:
 
     model = teach_agent(folder / "model", play, authors)
     assert rewards == [1.0, 0.0]
-    check_learning(model, env)
+    check_training(model, env)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],  # litellm needs mcp for tools
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
-def test_an_agent_of_a_framework_learns_with_its_tool(example: str, package: str, tmp_path: Path) -> None:
+def test_an_agent_of_a_framework_is_trained_on_its_calls(example: str, package: str, tmp_path: Path) -> None:
     pytest.importorskip(package)
     make_tasks: Any = load(f"examples/agents/{example}.py:products")
     check_on_engine(make_tasks(count=1)[0], tmp_path)
@@ -91,7 +91,7 @@ def test_an_example_of_an_agent_trains(example: str, package: str, byte_model_di
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("previous", [False, True])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
-def test_an_agent_of_openai_learns_by_responses(previous: bool, stream: bool, tmp_path: Path) -> None:
+def test_an_agent_of_openai_is_trained_by_responses(previous: bool, stream: bool, tmp_path: Path) -> None:
     pytest.importorskip("agents.run")
     from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 
@@ -116,7 +116,7 @@ def test_an_agent_of_openai_learns_by_responses(previous: bool, stream: bool, tm
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*ReadOnly:UserWarning")
-def test_an_agent_of_pydantic_ai_learns_with_its_tool(tmp_path: Path) -> None:
+def test_an_agent_of_pydantic_ai_is_trained_on_its_calls(tmp_path: Path) -> None:
     pytest.importorskip("pydantic_ai")
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel

@@ -148,7 +148,7 @@ async def play_move(endpoint: Endpoint, move: Move, history: History, policy: Re
     return History((*items, *replies[0]), turn, move.tools)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(plain_moves | other_moves, max_size=8), st.integers(0, 5))
 def test_each_recorded_token_is_trained_exactly_once(script: list[Move], seeds: int) -> None:
     sampler = CountingSampler(seeds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import rlkit
 from rlkit.rollout.recorder import RecordingPolicy
-from tests.calling_model import check_learning, teach_agent, write_call
+from tests.calling_model import check_learning, check_training, teach_agent, write_call
 
 QUESTION = "Add up 2, 3, 4 and 5."
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -101,8 +102,13 @@ class Sums(rlkit.Env):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ask", [ask_by_chat, ask_by_responses, ask_by_messages])
-def test_a_model_learns_with_its_tools(ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ask", "check"),
+    [(ask_by_chat, check_learning), (ask_by_responses, check_training), (ask_by_messages, check_training)],
+)
+def test_a_model_is_trained_on_its_calls(
+    ask: Any, check: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
     rewards = list[float]()
 
@@ -112,4 +118,4 @@ def test_a_model_learns_with_its_tools(ask: Any, tmp_path: Path, monkeypatch: py
     authors = [partial(write_reply, is_right=is_right) for is_right in (True, False)]
     model = teach_agent(tmp_path / "model", play, authors)
     assert rewards == [1.0, 0.0]
-    check_learning(model, Sums(ask))
+    check(model, Sums(ask))

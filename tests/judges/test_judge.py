@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import pickle
 import re
@@ -251,22 +252,80 @@ def test_a_key_comes_from_the_named_variable(
         ({"scale": (1,)}, "scale"),
         ({"scale": (0, 1, 2)}, "scale"),
         ({"scale": ("a", "b")}, "scale"),
-        ({"prices": (1,)}, "prices"),
+        ({"scale": (False, True)}, "scale"),
+        ({"scale": (0, math.nan)}, "scale"),
+        ({"scale": None}, "scale"),
+        ({"prices": (1,)}, "prices: give two numbers"),
+        ({"prices": (-1000, -1000)}, "prices"),
+        ({"prices": (0, math.nan)}, "prices"),
         ({"attempts": 1.5}, "attempts"),
         ({"scale": (0, float("inf"))}, "scale"),
-        ({"prompt": "Score it. {mark}"}, "no field"),
-        ({"attempts": 0}, "above 0"),
-        ({"requests_per_minute": 0}, "above 0"),
-        ({"temperature": 0.0}, "attempts=1"),
-        ({"service": "engine"}, "exclude each other"),
-        ({"url": None, "key_env": "K"}, "exclude each other"),
+        ({"prompt": "Score it. {mark}"}, "prompt: it has no field"),
+        ({"prompt": 5}, "prompt"),
+        ({"model": 5}, "model"),
+        ({"model": ""}, "model"),
+        ({"url": "nonsense"}, "url"),
+        ({"url": ""}, "url"),
+        ({"key_env": 5}, "key_env"),
+        ({"key_env": ""}, "key_env"),
+        ({"url": None, "service": 5}, "service"),
+        ({"url": None, "service": ""}, "service"),
+        ({"folder": 5}, "folder"),
+        ({"attempts": 0}, "attempts: .* greater than or equal to 1"),
+        ({"attempts": True}, "attempts"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_concurrent": -1}, "max_concurrent"),
+        ({"requests_per_minute": 0}, "requests_per_minute: .* greater than 0"),
+        ({"requests_per_minute": None}, "requests_per_minute"),
+        ({"requests_per_minute": math.nan}, "requests_per_minute"),
+        ({"timeout_s": math.nan}, "timeout_s"),
+        ({"timeout_s": "5"}, "timeout_s"),
+        ({"timeout_s": True}, "timeout_s"),
+        ({"budget_usd": math.nan}, "budget_usd"),
+        ({"budget_usd": "5"}, "budget_usd"),
+        ({"budget_usd": -1.0}, "budget_usd"),
+        ({"budget_tokens": "5"}, "budget_tokens"),
+        ({"budget_tokens": -1}, "budget_tokens"),
+        ({"temperature": -1, "attempts": 1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": 0.0}, "temperature: .* attempts=1"),
+        ({"service": "engine"}, "url: url and service exclude each other"),
+        ({"url": None, "key_env": "K"}, "key_env: it needs url"),
     ],
 )
 def test_settings_without_sense_are_errors(
     make_judge: Callable[..., rlkit.Judge], settings: dict[str, object], problem: str
 ) -> None:
-    with pytest.raises(UsageError, match=problem):
+    with pytest.raises(UsageError, match=rf"\Ajudge: {problem}.*\Z"):
         make_judge(**settings)
+
+
+def test_lists_of_two_numbers_infinite_limits_and_paths_are_settings(
+    make_judge: Callable[..., rlkit.Judge], tmp_path: Path
+) -> None:
+    judge = make_judge(
+        scale=[0, 5], prices=[1, 2.5], requests_per_minute=math.inf, budget_usd=0, folder=tmp_path / "judge"
+    )
+    assert (judge.scale, judge.prices) == ((0, 5), (1, 2.5))
+    assert hash(judge) == hash(make_judge(scale=(0, 5), prices=(1, 2.5), budget_usd=0, folder=tmp_path / "judge"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/nope", "{file}", "{file}/folder"])
+def test_a_folder_that_cannot_be_written_is_named(
+    make_judge: Callable[..., rlkit.Judge], tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    judge = make_judge(folder=folder.format(file=tmp_path / "file"))
+    with pytest.raises(UsageError, match=rf"\Ajudge: folder: {judge.folder}.* cannot be written: (No such|Not a).*\Z"):
+        run(judge.score(reply="a"))
+
+
+def test_each_model_has_a_budget_in_the_folder(make_judge: Callable[..., rlkit.Judge]) -> None:
+    run(make_judge(budget_tokens=100).score(reply="a"))
+    with pytest.raises(UsageError, match="100 of 100 tokens"):
+        run(make_judge(budget_tokens=100, prompt="Well?\n\n{reply}").score(reply="bb"))
+    assert run(make_judge(budget_tokens=100, model="n").score(reply="a")).metrics["judge/requests"] == 1.0
 
 
 def test_a_judge_can_be_pickled_and_is_the_same(make_judge: Callable[..., rlkit.Judge]) -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,3 +78,22 @@ def test_a_damaged_record_of_spending_is_named(tmp_path: Path) -> None:
     (tmp_path / "spending.json").write_text("{")
     with pytest.raises(UsageError, match=r"spending\.json is damaged"):
         start(JudgeRecords(tmp_path), 1.0)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda records: records.add_spending(1, 0.0), lambda records: records.write_verdict("aa", "Score: 3")]
+)
+def test_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[JudgeRecords], None]
+) -> None:
+    def fill_disk(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("rlkit.judges.records.files.write_text", fill_disk)
+    with pytest.raises(UsageError, match=f"^judge: folder: {tmp_path} cannot be written: No space left on device$"):
+        write(JudgeRecords(tmp_path))
+
+
+def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    (tmp_path / "verdicts").write_text("")
+    assert JudgeRecords(tmp_path).read_verdict("abcd") == ""

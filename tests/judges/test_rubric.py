@@ -18,6 +18,17 @@ SCALE = (0.0, 10.0)
         ("**Score:** 0", 0.0),
         ("`score: 10`", 10.0),
         ('Well.\n{"score": 3}', 3.0),
+        ("Score: 7.", 7.0),
+        ("Score: 7.5.", 7.5),
+        ("**Score: 7.**", 7.0),
+        ("**Score**: `7`.", 7.0),
+        ("### Score: 7", 7.0),
+        ("- **Score:** 7", 7.0),
+        ("* Score: 7", 7.0),
+        ("**Final Score: 7**", 7.0),
+        ('Well.\n```json\n{"score": 7}\n```\n', 7.0),
+        ('```json {"score": 7} ```', 7.0),
+        ("```\r\nScore: 7\r\n```", 7.0),
     ],
 )
 def test_a_verdict_is_the_last_line(text: str, score: float) -> None:
@@ -34,7 +45,26 @@ def test_a_verdict_is_the_last_line(text: str, score: float) -> None:
         "Score: -1",
         "Score: 7 of 10",
         "Score: 7/10",
+        "Score: 7/10.",
         "Score: 7, 8",
+        "Score: 7 Score: 8",
+        "Score: 7 - 8",
+        "Score: 7-",
+        "Score: 7 * 2",
+        "Score: 7..",
+        "Score: 7...",
+        "Score: 7. Or 8.",
+        "Score: 7 (good)",
+        "- Score: 11.",
+        "> Score: 7",
+        "1. Score: 7",
+        "Length Score: 7",
+        "**Final Score: 7** of 10",
+        "```\nScore: 7\n```\nor so",
+        '```json\n{"score": 11}\n```',
+        "```",
+        '{"score": 7} {"score": 8}',
+        '{"score": 7, "score": 8}',
         "Score: 1.2.3",
         "Scores: 7",
         "Score: nan",
@@ -55,9 +85,23 @@ def test_anything_else_is_unreadable(text: str) -> None:
 def test_scores_of_a_group_are_complete_or_unreadable() -> None:
     assert read_verdict("Scores: 1, 2,3", scale=SCALE, count=3) == (1.0, 2.0, 3.0)
     assert read_verdict('{"scores": [1, 2]}', scale=SCALE, count=2) == (1.0, 2.0)
+    assert read_verdict("- **Final Scores:** 1, 2, 3.", scale=SCALE, count=3) == (1.0, 2.0, 3.0)
     assert read_verdict("Scores: 4", scale=SCALE, count=1) == (4.0,)
-    for text in ("Scores: 1, 2", "Scores: 1, 2, 3, 4", "Scores: 1, 2, 30", "Scores: 1, 2, 3,", "Score: 1"):
+    for text in (
+        "Scores: 1, 2",
+        "Scores: 1, 2, 3, 4",
+        "Scores: 1, 2, 30",
+        "Scores: 1, 2, 3,",
+        "Scores: 1., 2., 3.",
+        "Score: 1",
+    ):
         assert read_verdict(text, scale=SCALE, count=3) is None
+
+
+@pytest.mark.parametrize("run", [" ", "*", ",1", "#-", "1"])
+def test_a_long_run_of_characters_is_read_at_once(run: str) -> None:
+    assert read_verdict(f"Score: 7{run * 200_000}x", scale=SCALE, count=None) is None
+    assert read_verdict(f"{run * 200_000}x", scale=SCALE, count=None) is None
 
 
 @given(st.text(), st.integers(1, 4))

@@ -38,6 +38,7 @@ HEALTHY = {
     "solved": 0.5,
     "solved_at_limit": 0.02,
     "truncated": 0.1,
+    "turn_tokens/mean": 20.0,
     "retried/groups": 2.0,
     "retried/gap": 0.05,
 }
@@ -179,6 +180,11 @@ def test_finding_records_its_first_and_last_step() -> None:
 
 def test_replies_that_are_solved_before_the_limit_ends_them_are_no_finding() -> None:
     by_design = {"stop__length": 1.0, "solved": 0.3, "solved_at_limit": 0.3}
+    assert find_problems(make_lines(25, lambda step: by_design)) == []
+
+
+def test_replies_of_one_token_are_no_finding() -> None:
+    by_design = {"stop__length": 1.0, "solved": 0.0, "solved_at_limit": 0.0, "turn_tokens__mean": 1.0}
     assert find_problems(make_lines(25, lambda step: by_design)) == []
 
 

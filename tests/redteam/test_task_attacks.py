@@ -62,6 +62,7 @@ def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> Non
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes minutes; set RLKIT_TEST_EXHAUSTIVE=1")
+@pytest.mark.rotated
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("task_id", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_no_cheat_earns_a_reward_in_any_example(task_id: str) -> None:
@@ -81,6 +82,7 @@ def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes minutes; set RLKIT_TEST_EXHAUSTIVE=1")
+@pytest.mark.rotated
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["1-copy-file", "1-delete-file", "3-two-commands"])
 def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not EXHAUSTIVE, reason="takes minutes; set RLKIT_TEST_EXHAUSTIVE=1")
+@pytest.mark.rotated
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("task_id", ["hello-world", "sales-report"])
 def test_where_there_is_no_view_what_runs_on_earns_nothing(task_id: str) -> None:

@@ -21,6 +21,7 @@ from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import ServiceWatch
 from rlkit.testing import Fault, SimulatedTinker, World, run_virtual
+from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe, StepUpdate
 from rlkit.types import Datum
 from tests.builders import group
@@ -36,9 +37,10 @@ async def make_learner(service: SimulatedTinker) -> Learner:
     return await service.learner(model="simulated", lora=LoraConfig(), seed=0)
 
 
-def make_recipe(*, substeps: int = 1, streaming: Streaming | None = None) -> StepRecipe:
+def make_recipe(*, groups: int = 2, substeps: int = 1, streaming: Streaming | None = None) -> StepRecipe:
     preparation = Preparation({"env": GroupMean()})
-    return StepRecipe(preparation, ImportanceSampling(), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
+    limits = SupplyLimits(groups, 9)
+    return StepRecipe(preparation, ImportanceSampling(), OptimizerConfig(), RATE, limits, substeps, streaming=streaming)
 
 
 class WholeStepPreparation(Preparation):
@@ -153,7 +155,7 @@ def list_requests(groups: int, *, of: int, substeps: int) -> list[tuple[str, flo
 
     async def main() -> list[tuple[str, float]]:
         service = FakeLearner()
-        update = StepUpdate(service, replace(make_recipe(substeps=substeps), groups=of), version=3)
+        update = StepUpdate(service, make_recipe(groups=of, substeps=substeps), version=3)
         for draw in range(groups):
             update.add(await prepare_group(draw), is_trained=True)
             assert not update.is_finished
@@ -251,7 +253,7 @@ def test_metrics_of_several_requests_are_combined() -> None:
             {"loss:sum": 2.0, "ratio:min": 0.75, "ratio:max": 3.0, "kl": 0.4},
         ]
         service = FakeLearner(gradients, [{"norm": 1.0, "clipped:sum": 1.0}, {"norm": 3.0, "clipped:sum": 1.0}])
-        update = StepUpdate(service, replace(make_recipe(substeps=2), groups=3), version=1)
+        update = StepUpdate(service, make_recipe(groups=3, substeps=2), version=1)
         groups = [await prepare_group(draw) for draw in range(3)]
         for prepared in groups:
             update.add(prepared, is_trained=True)
@@ -283,7 +285,7 @@ def test_groups_are_finished_before_the_first_request() -> None:
     async def main() -> None:
         all_groups = [await prepare_group(draw) for draw in range(3)]
         service = FakeLearner()
-        recipe = replace(make_recipe(substeps=2), groups=3, preparation=WholeStepPreparation({}))
+        recipe = replace(make_recipe(groups=3, substeps=2), preparation=WholeStepPreparation({}))
         assert not recipe.is_streaming
         update = StepUpdate(service, recipe, version=1)
         for prepared in all_groups:
@@ -330,7 +332,7 @@ def test_only_divisible_steps_are_streamed(settings: dict[str, Any], is_streamin
 def test_streaming_sends_ready_groups_together() -> None:
     async def main() -> None:
         service = FakeLearner()
-        update = StepUpdate(service, replace(make_recipe(), groups=4, streaming=cast("Any", "ready_groups")), version=1)
+        update = StepUpdate(service, replace(make_recipe(groups=4), streaming=cast("Any", "ready_groups")), version=1)
         update.add(await prepare_group(0), is_trained=True)
         assert service.requests == [("gradient", 2)]
         for draw in (1, 2):

@@ -230,6 +230,7 @@ def trained(model: Path, directory: Path, order: Sequence[int], *, threads: int)
     return {str(file): file.read_bytes() for file in files}
 
 
+@pytest.mark.slow
 def test_engine_result_does_not_depend_on_the_order_in_which_groups_finish(
     byte_model_dir: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rlkit
+from rlkit.algorithms.losses import PPO
 from rlkit.config.loading.load import load_config
 from rlkit.config.loading.resolved import show_lines
 from rlkit.config.loading.targets import load_target
@@ -25,6 +26,7 @@ from rlkit.store.history import read_groups, read_metrics, table_path
 from rlkit.testing import tiny_model
 from rlkit.token_records.updates import read_update, update_path
 from rlkit.tools.export_episodes import export_episodes
+from rlkit.training.from_config import make_preparation
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Sampling, Turn
 from rlkit.view.run_reader import RunReader
@@ -222,6 +224,15 @@ def test_the_best_episodes_of_a_run_are_trained_on_token_for_token(byte_model_di
     assert tasks == {f"first/{draw}/{member}" for draw, member, _ in episodes[-5:]}
 
 
+def test_shaping_of_advantages_leaves_conversations_alone(byte_model_dir: Path, talks: Path) -> None:
+    envs = {"numbers": {}, "demonstrations": {"args": {"files": str(talks)}, "group_size": 1, "weight": 1}}
+    shaping = {"batch": {"clip_advantages": 0.5}, "length_penalty": {"coefficient": 1.0}}
+    config = load_config([], settings={**make_settings(byte_model_dir, envs=envs), **shaping}).config
+    preparation = make_preparation(config, {}, PPO(), references={})
+    assert preparation.clip == {"numbers": 0.5}
+    assert set(preparation.length_penalty) == {"numbers"}
+
+
 def test_conversations_and_rollouts_share_the_steps_of_a_run(byte_model_dir: Path, talks: Path) -> None:
     envs = {"numbers": {}, "demonstrations": {"args": {"files": str(talks)}, "group_size": 1, "weight": 1}}
     settings = make_settings(byte_model_dir, envs=envs, steps=4, batch={"groups": 8, "group_size": 4})
@@ -373,6 +384,15 @@ FAULTS = [
     ({"envs": {"warm_start": {}}}, r"envs\.warm_start: this name is reserved"),
     ({"source": {"files": "TALKS"}, "advantage": "maxrl"}, "advantage: has no effect, because there are no rollouts"),
     ({"source": {"files": "TALKS"}, "batch": {"group_size": 4}}, r"batch\.group_size: has no effect"),
+    ({"source": {"files": "TALKS"}, "batch": {"clip_advantages": 1}}, r"batch\.clip_advantages: has no effect"),
+    (
+        {"source": {"files": "TALKS"}, "batch": {"replace_uninformative": True}},
+        r"batch\.replace_uninformative: has no effect, because there are no rollouts",
+    ),
+    (
+        {"envs": {"numbers": {}}, "eval": {"envs": {"demonstrations": {"args": {"files": "TALKS"}}}}},
+        r"eval\.envs\.demonstrations: the model does not play given conversations",
+    ),
     *(
         (
             {"envs": {"numbers": {}, "demonstrations": {"args": {"files": "TALKS"}, key: value}}},
@@ -414,9 +434,15 @@ def test_a_contradiction_names_its_field(settings: dict[str, Any], problem: str,
 
 LINES = [
     (b"\n", "talks.jsonl: there is no conversation; a line holds one"),
-    (b"null", "line 1: 'NoneType' object is not a mapping"),
+    (b"null", "line 1: a line must hold one conversation, in JSON"),
     (b'{"messages": [{"role": "user", "content": "x"}]}', "line 1: no message has a role in assistant and a weight ab"),
-    (b"[1]", "line 1: "),
+    (b"[1]", "line 1: a line must hold one conversation, in JSON"),
+    (b"role,content", "line 1: a line must hold one conversation, in JSON"),
+    (b'{"messages": [{"role": "assistant", "content": "x", "weigth": 0}]}',
+     "line 1: messages: unknown field 'weigth'. Did you mean 'weight'"),
+    (b'{"messages": [{"role": "assistant", "content": "x", "trainable": false}]}',
+     "line 1: messages: unknown field 'trainable'. Leave it out."),
+    (b'{"messages": [{"role": "assistant", "content": "x", "weight": true}]}', "line 1: a message has the weight True"),
     (b'{"messages": [{"role": "assistant", "content": "x", "weight": -1}]}', "line 1: a message has the weight -1"),
     (b'{"messages": [{"role": "assistant", "content": "x", "weight": "1"}]}', "line 1: a message has the weight '1'"),
     (b'{"messages": [{"role": "assistant", "content": "x", "weight": NaN}]}', "line 1: a message has the weight nan"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,7 +67,14 @@ def exit_at_once(messages: list[rlkit.Message]) -> list[rlkit.Message]:
     raise SystemExit(3)
 
 
-def make_trainer(model: Path, *, directory: Path | None = None, resume: bool = False, **more: object) -> RLTrainer:
+def make_trainer(
+    model: Path,
+    *,
+    directory: Path | None = None,
+    resume: bool = False,
+    trackers: Sequence[rlkit.Tracker] = (),
+    **more: object,
+) -> RLTrainer:
     settings: Mapping[str, object] = {
         "model": str(model),
         "envs": {"talk": {}},
@@ -80,7 +87,8 @@ def make_trainer(model: Path, *, directory: Path | None = None, resume: bool = F
         "service": {"engine_threads": 1},
         **more,
     }
-    return RLTrainer(load_config([], settings=settings), envs={"talk": TASKS}, directory=directory, resume=resume)
+    resolved = load_config([], settings=settings)
+    return RLTrainer(resolved, envs={"talk": TASKS}, trackers=trackers, directory=directory, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +168,7 @@ def test_the_gradient_is_that_of_float64(
     monkeypatch.undo()
     lanes = Lanes(1)
     learner = Learner(weights, adapter, lanes)
-    learner.forward_backward(examples, make_loss("importance_sampling", {}))
+    learner.run(examples, make_loss("importance_sampling", {}))
     lanes.close()
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-3
 
@@ -343,7 +351,7 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
         ({"teacher": {"first_step": 2}, "steps": 8}, "teacher: reward is none, so a teacher must count"),
         ({"teacher": {"last_step": 7}, "steps": 8}, "teacher: reward is none, so a teacher must count in each step"),
         (
-            {"teachers": {"a": {"model": "x", "first_step": 2}, "b": {"model": "y", "last_step": 1}}, "steps": 2},
+            {"teachers": {"a": {"model": "x", "first_step": 3}, "b": {"model": "y", "last_step": 1}}, "steps": 3},
             r"teachers\.a: reward is none, so a teacher must count in each step",
         ),
         ({"teachers": {"a": {}, "b": {"weight": 2}}}, r"teachers\.a: it is the model that the run starts from"),
@@ -375,6 +383,31 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
 def test_a_wrong_setting_is_named(byte_model_dir: Path, settings: Mapping[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_trainer(byte_model_dir, **settings)
+
+
+def test_teachers_may_follow_each_other(byte_model_dir: Path) -> None:
+    teachers = {"a": {"model": "x", "first_step": 2, "last_step": 5}, "b": {"model": "y", "last_step": 1}}
+    make_trainer(byte_model_dir, teachers={**teachers, "c": {"model": "z", "first_step": 4}}, steps=8)
+    make_trainer(byte_model_dir, teachers=teachers, steps=5)
+    with pytest.raises(ConfigError, match="must count in each step"):
+        make_trainer(byte_model_dir, teachers=teachers, steps=6)
+
+
+def fill_context(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    return [{"role": "system", "content": "x" * 5000}, *messages]
+
+
+def test_a_prompt_that_fills_the_context_of_the_teacher_does_not_end_the_run(byte_model_dir: Path) -> None:
+    class Ears(rlkit.Tracker):
+        def on_note(self, message: str) -> None:
+            heard.append(message)
+
+    heard = list[str]()
+    settings: Mapping[str, object] = {"teacher": {"prompt": f"{__name__}:fill_context"}, "eval": None, "steps": 2}
+    trainer = make_trainer(byte_model_dir, trackers=[Ears()], batch={"groups": 2, "group_size": 2}, **settings)
+    assert asyncio.run(trainer.train()).status == "completed"
+    beyond = "teacher: tokens beyond its context of 4,096 tokens have no term in the advantages"
+    assert heard.count(beyond) == 1
 
 
 def test_a_teacher_after_the_last_step_of_the_epochs_is_named(byte_model_dir: Path) -> None:

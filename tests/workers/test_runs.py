@@ -63,7 +63,7 @@ def result_here(byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
         return run(byte_model_dir, 0)
 
 
-@pytest.mark.parametrize("workers", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_does_not_depend_on_its_workers(byte_model_dir: Path, result_here: Result, workers: int) -> None:
     metrics, groups = run(byte_model_dir, workers)
     assert metrics == result_here[0]
@@ -231,7 +231,7 @@ class Computing(rlkit.Env):
         return len(reply.text) % 3
 
 
-@pytest.mark.parametrize(("compute_s", "wait_s", "is_bound"), [(0.03, 0.0, True), (0.0, 0.03, False)])
+@pytest.mark.parametrize(("compute_s", "wait_s", "is_bound"), [(0.1, 0.0, True), (0.0, 0.03, False)])
 def test_doctor_finds_a_run_that_is_bound_by_the_code_of_its_environment(
     compute_s: float, wait_s: float, is_bound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

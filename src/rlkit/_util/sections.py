@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import getdoc
-from typing import Annotated, ClassVar, cast, get_type_hints
+from typing import Annotated, ClassVar, Self, cast, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     model_serializer,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, SchemaValidator, core_schema, to_json
@@ -36,6 +37,14 @@ class Section(BaseModel):
     """A part of the configuration: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _validate_section(self) -> Self:
+        self._check_section()
+        return self
+
+    def _check_section(self) -> None:
+        """Raise ValueError if fields contradict each other, or one has no effect."""
 
     def is_default(self, name: str) -> bool:
         """Return whether a field has its default."""

@@ -127,10 +127,9 @@ def _estimate_role(estimator: Estimator, groups: Sequence[Group]) -> list[list[N
         if rows is None or len(rows) != len(groups):
             count = f"advantages for {0 if rows is None else len(rows)} of {len(groups)}"
             answer = f"{describe_type(advantages)} for the" if rows is None else count
-            raise EnvironmentFault(
-                f"the advantage estimator {estimator.title} returned {answer} groups of {env}: it must return those of "
-                f"each group of the step, {len(groups)} here, in their order"
-            )
+            rule = f"it must return those of each group of the step, {len(groups)} here, in their order"
+            title = f"the advantage estimator {estimator.title}"
+            raise EnvironmentFault(f"{title} returned {answer} groups of {env}: {rule}")
         return [advantages_by_turn(row, group, title=estimator.title) for row, group in zip(rows, groups, strict=True)]
 
 
@@ -148,9 +147,8 @@ def _name_in_errors(estimator: Estimator, env: str) -> Generator[None]:
     except EnvironmentFault:
         raise
     except (Exception, SystemExit) as error:  # the user's own code
-        raise EnvironmentFault(
-            f"the advantage estimator {estimator.title} failed on a group of {env}: {describe_error(error)}"
-        ) from error
+        problem = f"failed on a group of {env}: {describe_error(error)}"
+        raise EnvironmentFault(f"the advantage estimator {estimator.title} {problem}") from error
 
 
 def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[NDArray[np.float64]]:
@@ -159,16 +157,13 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str) -> list[
     Raise EnvironmentFault unless they are finite numbers within float32, one for each episode or turn.
     """
     count = len(group.episodes)
-    rule = (
-        f"it must return {_plural(count, 'number')} for the {_plural(count, 'episode')} of a group of {group.env}, "
-        "or as many arrays with a number for each turn"
-    )
+    numbers = f"{_plural(count, 'number')} for the {_plural(count, 'episode')} of a group of {group.env}"
+    rule = f"it must return {numbers}, or as many arrays with a number for each turn"
 
     def fault(value: str, problem: str = rule) -> EnvironmentFault:
         return EnvironmentFault(f"the advantage estimator {title} returned {value}: {problem}")
 
-    values = _as_list(advantages)
-    if values is None:
+    if (values := _as_list(advantages)) is None:
         raise fault(describe_type(advantages))
     if len(values) != count:
         raise fault(_plural(len(values), "advantage"))

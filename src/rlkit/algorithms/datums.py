@@ -73,7 +73,7 @@ class Preparation:
     max_tokens: int | None = None
     overlong: OverlongAction = "truncate"  # keep the beginning of longer sequences, drop them, or end the run
     length_penalty: Mapping[str, LengthPenalty] = field(default_factory=dict[str, LengthPenalty])
-    clip: float | None = None  # largest absolute advantage of an episode
+    clip: Mapping[str, float] = field(default_factory=dict[str, float])  # largest absolute advantage of an episode
     # KL penalty and teacher of each environment; they give every sequence advantages.
     references: Mapping[str, Sequence[Reference]] = field(default_factory=dict[str, "Sequence[Reference]"])
     normalization: Normalization | None = None
@@ -109,10 +109,9 @@ class Preparation:
         return {} if is_failed else await self._request(episode, self._active_references(Group(env, "", 0, (episode,))))
 
     async def _request(self, episode: Episode, references: Sequence[Reference]) -> EpisodeDrifts:
-        pairs = [(last, self._fit(datum)) for last, datum in episode_data(episode, np.zeros(len(episode.turns)))]
-        sequences = [(datum, find_root(episode, last)) for last, datum in pairs if datum is not None]
-        data, roots = [datum for datum, _ in sequences], [root for _, root in sequences]
-        drifts = await run_together(reference.drifts(data, roots) for reference in references)
+        pairs = [(self._fit(datum), root) for datum, root in rooted_data(episode)]
+        sequences = [(datum, root) for datum, root in pairs if datum is not None]
+        drifts = await run_together(reference.drifts(sequences) for reference in references)
         return {(episode.member, reference): rows for reference, rows in zip(references, drifts, strict=True)}
 
     @property
@@ -134,23 +133,22 @@ class Preparation:
 
     def _draft(self, groups: Sequence[Group]) -> list[PreparedGroup]:
         """Return groups of one environment with unweighted sequences."""
-        estimator, penalty = self.estimators[groups[0].env], self.length_penalty.get(groups[0].env)
+        env = groups[0].env
+        estimator, penalty, limit = self.estimators[env], self.length_penalty.get(env), self.clip.get(env)
         shaped = [(group, None) if penalty is None else penalty.apply(group) for group in groups]
         estimates = estimate_advantages(estimator, [group for group, _ in shaped])
         drafts = list[PreparedGroup]()
         for group, (shaped_group, subtracted), advantages in zip(groups, shaped, estimates, strict=True):
             metrics = estimate_metrics(estimator, shaped_group)
-            rows, clipped = (advantages, None) if self.clip is None else clip_advantages(advantages, self.clip)
+            rows, clipped = (advantages, None) if limit is None else clip_advantages(advantages, limit)
             data, paths, overlong = list[Datum](), list[tuple[int, int]](), 0
             for member, (episode, row) in enumerate(zip(group.episodes, rows, strict=True)):
                 for last, datum in episode_data(episode, row) if _is_trainable(episode) else ():
                     is_cut = self._is_overlong(datum) and self._is_trained(datum, group)
                     overlong += is_cut
                     if is_cut and self.overlong == "error":
-                        raise RunFailed(
-                            f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is "
-                            f"longer than batch.max_tokens = {self.max_tokens}"
-                        )
+                        sequence = f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}"
+                        raise RunFailed(f"{sequence}, is longer than batch.max_tokens = {self.max_tokens}")
                     if (fitting := self._fit(datum)) is not None:
                         data.append(fitting)
                         paths.append((member, last))
@@ -173,9 +171,8 @@ class Preparation:
             pairs = zip(data, draft.paths, strict=True)
             data = [replace(datum, advantages=datum.advantages * weights[member]) for datum, (member, _) in pairs]
         trained = [self._is_trained(datum, draft.group) for datum in data]
-        return replace(
-            draft, data=tuple(compress(data, trained)), paths=tuple(compress(draft.paths, trained)), drifts=drifts
-        )
+        data, paths = tuple(compress(data, trained)), tuple(compress(draft.paths, trained))
+        return replace(draft, data=data, paths=paths, drifts=drifts)
 
     def _active_references(self, group: Group) -> list[Reference]:
         return [reference for reference in self.references.get(group.env, ()) if reference.is_active(group)]
@@ -219,14 +216,20 @@ def _is_trainable(episode: Episode) -> bool:
     return episode.reward is not None and not episode.masked
 
 
-def _cut(datum: Datum, count: int) -> Datum:
-    """Return the first `count` positions, or fewer if the limit is inside an image."""
-    for image in datum.prompt.images:
+def keep_first(prompt: Prompt, count: int) -> Prompt:
+    """Return the first `count` positions of a prompt, or fewer if the limit is inside an image."""
+    for image in prompt.images:
         if image.start < count < image.start + image.length:
             count = image.start
-    images = tuple(image for image in datum.prompt.images if image.start < count)
+    return Prompt(prompt.tokens[:count], tuple(image for image in prompt.images if image.start < count))
+
+
+def _cut(datum: Datum, count: int) -> Datum:
+    """Return the first `count` positions, or fewer if the limit is inside an image."""
+    prompt = keep_first(datum.prompt, count)
+    count = len(prompt)
     return Datum(
-        prompt=Prompt(datum.prompt.tokens[:count], images),
+        prompt=prompt,
         targets=datum.targets[:count],
         logprobs=datum.logprobs[:count],
         advantages=datum.advantages[:count],
@@ -255,9 +258,10 @@ def sequence_lengths(episode: Episode) -> list[int]:
     return [end for index, end in enumerate(ends) if index not in parents]
 
 
-def find_root(episode: Episode, last: int) -> Turn:
-    """Return the first turn of the sequence that ends with turn `last`."""
-    return episode.turns[_path(episode, last)[0]]
+def rooted_data(episode: Episode) -> list[tuple[Datum, Turn]]:
+    """Return each sequence of an episode, with advantages of 0, and its first turn."""
+    data = episode_data(episode, np.zeros(len(episode.turns)))
+    return [(datum, episode.turns[_path(episode, last)[0]]) for last, datum in data]
 
 
 def _path(episode: Episode, last: int) -> list[int]:

@@ -61,10 +61,9 @@ class Estimator(NamedSection):
         """Reason why the schedule `stream` cannot use the estimator; None if it can."""
         if not self.needs_whole_steps:
             return None
-        return (
-            f"the estimator {self.title} needs all groups of a step, and the schedule `stream` computes gradients "
-            "before a step is complete: set schedule.mode to sync or async, or choose another advantage"
-        )
+        reason = "the schedule `stream` computes gradients before a step is complete"
+        fix = "set schedule.mode to sync or async, or choose another advantage"
+        return f"the estimator {self.title} needs all groups of a step, and {reason}: {fix}"
 
 
 class RewardEstimator(Estimator):

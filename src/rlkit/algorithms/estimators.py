@@ -131,10 +131,9 @@ class MaxRL(RewardEstimator):
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
         lowest = min(filter(math.isfinite, group.rewards), default=0.0)
         if lowest < 0:  # also if all are equal, so that the error does not depend on chance
-            raise EnvironmentFault(
-                f"maxrl needs rewards that are not negative, and a group of {group.env} has the reward {lowest}: "
-                "choose another advantage, shift the rewards, or leave out length_penalty"
-            )
+            problem = f"a group of {group.env} has the reward {lowest}"
+            fix = "choose another advantage, shift the rewards, or leave out length_penalty"
+            raise EnvironmentFault(f"maxrl needs rewards that are not negative, and {problem}: {fix}")
         return super().advantages(group)
 
 

@@ -71,10 +71,8 @@ def advised_learning_rate(model: str) -> float:
         return float(get_lr(str(folder) if folder.is_dir() else model))
     except Exception as error:  # the cookbook, transformers and the hub raise many types
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"optimizer.learning_rate: there is no advice for {model} ({reason}); set optimizer.learning_rate to a "
-            "number"
-        ) from error
+        problem = f"there is no advice for {model} ({reason}); set optimizer.learning_rate to a number"
+        raise ConfigError(f"optimizer.learning_rate: {problem}") from error
 
 
 def _family(name: str) -> str | None:

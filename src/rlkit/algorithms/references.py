@@ -17,7 +17,8 @@ from rlkit.errors import EnvironmentFault, ServiceError
 from rlkit.types import Datum, Floats, Group, Message, Prompt, Turn, as_prompt
 
 type Score = Callable[[Prompt, int], Awaitable[Floats]]
-"""Function from a prompt and a count to the reference's float32 log-probabilities of the last `count` tokens."""
+"""Function from a prompt and a count to the reference's float32 log-probabilities of the last `count` tokens, without
+those of tokens beyond the reference's context."""
 
 type Drifts = Sequence[NDArray[np.float64]]
 """For each sequence of a group, d = log q − log p_ref of its sampled tokens, [sampled] float64."""
@@ -53,9 +54,9 @@ class Reference:
         step = 1 + max((turn.version for episode in group.episodes for turn in episode.turns), default=0)
         return self.first_step <= step and (self.last_step is None or step <= self.last_step)
 
-    async def drifts(self, data: Sequence[Datum], roots: Sequence[Turn]) -> Drifts:
-        """Request the drifts of sequences, by their first turns (`roots`); ServiceError if the reference fails."""
-        return await run_together(self._drift(datum, root) for datum, root in zip(data, roots, strict=True))
+    async def drifts(self, sequences: Sequence[tuple[Datum, Turn]]) -> Drifts:
+        """Request the drifts of sequences, each with its first turn; ServiceError if the reference fails."""
+        return await run_together(self._drift(datum, root) for datum, root in sequences)
 
     def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
         """Return a group's sequences with the term in their advantages."""
@@ -81,11 +82,13 @@ class Reference:
                 problem = "a turn has tokens and no messages, because its environment called policy.sample"
                 raise EnvironmentFault(f"teacher.prompt: {problem}; use policy.chat, or leave out teacher.prompt")
             sequence = self.make_context(root.messages[:-1]) + sequence.drop_first(len(root.prompt))
-        scores = await self.score(sequence, last)
-        drift = (datum.logprobs[-last:].astype(np.float64) - scores)[datum.mask[-last:]]
+        scores = (await self.score(sequence, last)).astype(np.float64)
+        span = slice(int(places[0]), int(places[0]) + len(scores))
+        drift = (datum.logprobs[span] - scores)[datum.mask[span]]
         if not np.isfinite(drift).all():
             raise ServiceError("asking the reference: the service returned no log-probability for a sampled token")
-        return drift
+        # Tokens beyond the reference's context have no term.
+        return np.concatenate([drift, np.zeros(len(places) - len(drift))])
 
 
 def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.types import Episode, Group
+from rlkit.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,13 @@ class LengthPenalty:
 
     def apply(self, group: Group) -> tuple[Group, float]:
         """Return the group with penalised rewards, and the mean penalty of its valid episodes (0 without any)."""
-        total, episodes = 0.0, list[Episode]()
-        for episode in group.episodes:
-            penalty = 0.0 if episode.reward is None else self.amount(episode.sampled_tokens)
-            total += penalty
+        total, episodes = 0.0, list(group.episodes)
+        for place, episode in enumerate(group.episodes):
             if episode.reward is not None:
+                penalty = self.amount(episode.sampled_tokens)
                 rewards = {role: reward - penalty for role, reward in episode.rewards.items()}
-                episode = replace(episode, reward=episode.reward - penalty, rewards=rewards)  # noqa: PLW2901  a new record
-            episodes.append(episode)
+                episodes[place] = replace(episode, reward=episode.reward - penalty, rewards=rewards)
+                total += penalty
         return replace(group, episodes=tuple(episodes)), total / max(int(group.valid_mask.sum()), 1)
 
 

@@ -19,7 +19,7 @@ def choose_trained(messages: Sequence[Message], roles: Sequence[str] = ("assista
     """Return the indices of the messages of these roles with a weight; ValueError for a weight that is none."""
     weights = [cast("object", message.get("weight", 1)) for message in messages]
     for weight in weights:
-        if not isinstance(weight, int | float) or not 0 <= weight <= _WEIGHT_MAX:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _WEIGHT_MAX:
             raise ValueError(f"a message has the weight {weight!r}: it is a number from 0 to {_WEIGHT_MAX:g}")
     return [index for index, message in enumerate(messages) if message["role"] in roles and weights[index]]
 

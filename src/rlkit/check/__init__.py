@@ -53,9 +53,8 @@ async def check(
         UsageError: there are no tasks.
     """
     if tasks < 1 or timeout_s <= 0:
-        raise UsageError(
-            f"check needs at least one task and a positive time limit, not tasks={tasks} and timeout_s={timeout_s}"
-        )
+        values = f"tasks={tasks} and timeout_s={timeout_s}"
+        raise UsageError(f"check needs at least one task and a positive time limit, not {values}")
     is_source = isinstance(env_or_source, TaskSource)
     source = env_or_source if is_source else list_envs(env_or_source, subject="env_or_source is")
 

@@ -104,8 +104,7 @@ async def _check_empty_answer(context: CheckContext) -> str:
     rewards = list[float]()
     envs = [env for env in context.envs if getattr(env, "gold", None) not in EMPTY]
     for reply, env in limit_time(product(EMPTY, envs)):
-        reward = (await context.player.play(env, reply)).reward
-        if reward is None:
+        if (reward := (await context.player.play(env, reply)).reward) is None:
             continue
         rewards.append(reward)
         full = float(getattr(env, "max_reward", math.inf))
@@ -182,14 +181,12 @@ async def _check_clean_up(context: CheckContext) -> str:
 
 
 async def _check_cancellation(context: CheckContext) -> str:
-    cases = [(env, PLAIN, 0) for env in context.envs[:SAMPLE_TASKS]] + [
-        (env, reply, 1) for env, reply in context.long_cases[:SAMPLE_TASKS]
-    ]
+    cases = [(env, PLAIN, 0) for env in context.envs[:SAMPLE_TASKS]]
+    cases += [(env, reply, 1) for env, reply in context.long_cases[:SAMPLE_TASKS]]
     was_cancelled = False
     for env, reply, turn in cases:
         cancel = partial(context.player.cancel, env, reply, turn=turn)
-        rollout = await cancel()
-        if rollout is None:
+        if (rollout := await cancel()) is None:
             continue
         was_cancelled = True
         if rollout.end != "cancelled":
@@ -267,8 +264,7 @@ def _read_gold(env: Env) -> list[Script]:
     gold: object = getattr(env, "gold", None)
     if gold is None or isinstance(gold, str):
         return [gold] if gold is not None else []
-    replies = write_replies(gold)
-    if not replies:
+    if not (replies := write_replies(gold)):
         raise UsageError("gold: expected a text or a list of messages, one of them the assistant's")
     return [replies]
 
@@ -332,7 +328,7 @@ CHECKS = (
 
 
 async def run_checks(context: CheckContext, send: Callable[[Finding], None]) -> None:
-    """Run the checks and send each finding immediately; raise `Hang` if a rollout hangs."""
+    """Run the checks and send each finding immediately; raise `Abort` if a rollout hangs."""
     gc.freeze()  # excludes the caller's objects from the garbage collections of the clean-up check
     for check in CHECKS:
         context.player.announce(check.name)

@@ -50,8 +50,7 @@ class CheckContext:
         player.announce("drawing tasks")
         restorable = None if isinstance(source, Sequence) else source
         state: Mapping[str, Json] = {} if restorable is None else restorable.state_dict()
-        envs = draw_tasks(source, tasks=tasks, seed=seed)
-        if not envs:
+        if not (envs := draw_tasks(source, tasks=tasks, seed=seed)):
             raise UsageError("the source has no tasks to check")
         return cls(envs, player, seed, restorable, state, [take_snapshot(env) for env in envs])
 

@@ -10,18 +10,16 @@ import logging
 import os
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlkit.check.player import GRACE_S, Hang
+from rlkit.check.player import GRACE_S, Abort
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 MARGIN_S = 1.0
@@ -33,14 +31,6 @@ type Send[T] = Callable[[T | str], None]
 """Function that sends a result, or a text that describes the next activity, to the caller."""
 
 type Work[T] = Callable[[Send[T]], Coroutine[object, object, None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Reason why work did not finish, and a fix."""
-
-    reason: str
-    fix: str
 
 
 async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], Abort | None]:
@@ -75,12 +65,13 @@ async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], 
 async def _receive(receiver: Connection, timeout_s: float) -> tuple[list[Any], Abort | None]:
     results, activity = list[Any](), ""
     while True:
-        deadline_s = time.monotonic() + timeout_s + GRACE_S + MARGIN_S
+        waited_s = 0.0  # not by a clock: it also runs while a machine is suspended, or too busy for both processes
         while not receiver.poll():
-            if time.monotonic() > deadline_s:
+            if waited_s > timeout_s + GRACE_S + MARGIN_S:
                 fix = "await slow calls (asyncio.to_thread for plain functions), and give them a time limit"
                 return results, Abort(f"{activity}: it blocks the event loop for more than {timeout_s:g} s", fix)
             await asyncio.sleep(POLL_S)
+            waited_s += POLL_S
         try:
             message: object = receiver.recv()
         except EOFError:
@@ -108,11 +99,11 @@ def _kill(pid: int) -> None:
 
 def _run_work(work: Work[Any], sender: Connection) -> NoReturn:
     async def finish(coroutine: Coroutine[object, object, None]) -> None:
+        end = None
         try:
             await coroutine
-            end = None
-        except Hang as hang:
-            end = Abort(str(hang), hang.fix)
+        except Abort as abort:
+            end = abort
         sender.send(end)  # here, because the end of `asyncio.run` waits for a rollout that swallows cancellation
 
     try:

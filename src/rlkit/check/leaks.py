@@ -51,7 +51,6 @@ def count_resources() -> dict[str, int]:
     counts = {"a pending task": len(asyncio.all_tasks()), "a thread": threading.active_count()}
     if OPEN_FILES.exists():
         counts["an open file"] = len(list(OPEN_FILES.iterdir()))
-    children = list(Path("/proc/self/task").glob("*/children"))
-    if children:
+    if children := list(Path("/proc/self/task").glob("*/children")):
         counts["a child process"] = sum(len(path.read_text().split()) for path in children)
     return counts

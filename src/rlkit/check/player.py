@@ -1,7 +1,7 @@
 """Play observed rollouts with a scripted reply.
 
 Invariant: every rollout ends. Errors, invalid return values and changed conversations are recorded; only a rollout that
-exceeds its time limit, or does not end when cancelled, raises `Hang`.
+exceeds its time limit, or does not end when cancelled, raises `Abort`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,13 @@ type Script = str | tuple[str, ...]
 """A reply that is every completion of a rollout, or its replies in order; empty ones follow."""
 
 
-class Hang(Exception):
-    """A rollout exceeded its time limit; with `ignores_cancellation`, cancelling it did not end it either."""
+@dataclass(eq=False)
+class Abort(Exception):
+    """The end of work that cannot continue."""
 
-    def __init__(self, message: str, *, ignores_cancellation: bool) -> None:
-        super().__init__(message)
-        self.ignores_cancellation = ignores_cancellation
-        self.fix = (
-            "do not catch CancelledError" if ignores_cancellation else "give every wait in the environment a time limit"
-        )
+    reason: str
+    fix: str
+    is_stuck: bool = True  # the code still runs, or its process has ended; False if it only exceeded its time limit
 
 
 type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
@@ -97,7 +95,7 @@ class Player:
         delay_s: float = 0.0,
         condition: str = "",
     ) -> WatchedRollout:
-        """Play a script once; raise `Hang` if the rollout does not end within `timeout_s`."""
+        """Play a script once; raise `Abort` if the rollout does not end within `timeout_s`."""
         limits = Limits(max_turns=max_turns)
         activity = f"{get_task_name(env)}, reply {abbreviate(reply)}{condition and f', {condition}'}"
         policy = WatchedPolicy(reply, chat=self.chat, max_tokens=max_tokens, limits=limits, delay_s=delay_s)
@@ -109,7 +107,7 @@ class Player:
         """Cancel a rollout while it waits for completion number `turn`; return None if it never requests that one.
 
         Raises:
-            Hang: the rollout did not end within `GRACE_S`, or made no request within `timeout_s`.
+            Abort: the rollout did not end within `GRACE_S`, or made no request within `timeout_s`.
         """
         policy = WatchedPolicy(reply, chat=self.chat, limits=Limits(max_turns=MAX_TURNS), stuck_at=turn)
         activity = f"{get_task_name(env)}, cancelled while it waits for reply {turn + 1}"
@@ -127,9 +125,9 @@ class Player:
             await asyncio.wait({task}, timeout=GRACE_S)
             late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
             if not task.done():
-                raise Hang(f"{activity}{late}, and cancellation does not end it", ignores_cancellation=True)
+                raise Abort(f"{activity}{late}, and cancellation does not end it", "do not catch CancelledError")
             if late:
-                raise Hang(activity + late, ignores_cancellation=False)
+                raise Abort(activity + late, "give every wait in the environment a time limit", is_stuck=False)
         observations = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
         return WatchedRollout(*task.result(), *observations, clock() - start_s)
 

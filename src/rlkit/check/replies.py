@@ -105,5 +105,4 @@ def _make_arguments(schema: Mapping[str, Json]) -> list[dict[str, Json]]:
 
 def _make_value(field: object) -> Json:
     samples: dict[str, Json] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
-    options = [*pick_list(field, "enum"), samples.get(pick(field, "type", str) or "", "a")]
-    return options[0]
+    return [*pick_list(field, "enum"), samples.get(pick(field, "type", str) or "", "a")][0]

@@ -96,20 +96,19 @@ def _describe(value: object) -> str:
     kind = type(value).__name__
     match value:
         case dict() | list() | tuple() | deque():
-            text = f"{kind} of {len(cast('Sequence[object]', value))}"
+            return f"{kind} of {len(cast('Sequence[object]', value))}"
         case Set():
-            text = f"{kind} {_shorten(repr(sorted(map(repr, cast('Set[object]', value)))))}"
+            return f"{kind} {_shorten(repr(sorted(map(repr, cast('Set[object]', value)))))}"
         case np.ndarray():
             array = cast("NDArray[np.generic]", value)
-            text = f"array {array.dtype}{array.shape} {_digest(array.tobytes())}"
+            return f"array {array.dtype}{array.shape} {_digest(array.tobytes())}"
         case random.Random() | np.random.Generator():
-            text = f"{kind} {_digest(pickle.dumps(value))}"
+            return f"{kind} {_digest(pickle.dumps(value))}"
         case _ if hasattr(value, "__dict__") or isinstance(value, type):
-            text = kind
+            return kind
         case _:
             text = repr(value)
-            text = kind if " at 0x" in text else _shorten(text)  # an address is not state
-    return text
+            return kind if " at 0x" in text else _shorten(text)  # an address is not state
 
 
 def _shorten(text: str) -> str:

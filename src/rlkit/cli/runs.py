@@ -193,11 +193,10 @@ def records(
     directory, searches = best_records(run, best=best, draw=not no_draw, export=export, note=output.note)
     envs, lines = dict[str, Data](), list[str]()
     for env, search in searches.items():
-        pairs = list(zip(search.records, search.pictures, strict=True))
-        envs[env] = [{**record.to_json(), "picture": picture and str(picture)} for record, picture in pairs]
-        if not pairs:
+        envs[env] = [{**record.to_json(), "picture": picture and str(picture)} for record, picture in search.records]
+        if not search.records:
             lines.append(f"{env}: no records: no construction improves on the initial ones")
-        for rank, (record, picture) in enumerate(pairs, 1):
+        for rank, (record, picture) in enumerate(search.records, 1):
             lines += [f"{env} {rank}: {record}", *([f"    drawn in {picture}"] if picture else [])]
         if search.known_results:
             lines.append(f"{env}, for comparison: {search.known_results}")
@@ -246,9 +245,8 @@ def verify(
     except (MissingError, OSError) as error:
         output.note(f"not drawn: {error}")
         picture = None
-    output.result({**result.to_json(), "picture": picture and str(picture)}, f"{result}")
-    if picture is not None and not output.json:
-        output.line(f"drawn in {picture}")
+    text = f"{result}" if picture is None else f"{result}\ndrawn in {picture}"
+    output.result({**result.to_json(), "picture": picture and str(picture)}, text)
     for name, claim in result.wrong_claims.items():
         output.error(f"{name} claims {claim:.60}, which is wrong: {result.problem.symbol} is {result.decimals}")
     return FAILED if result.wrong_claims else 0

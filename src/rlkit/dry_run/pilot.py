@@ -96,7 +96,7 @@ async def run_pilot(
         played_groups, rollouts_s = await _timed(run_together(player.play(task, lambda: sampler) for task in env_tasks))
         rollouts = {name: _mean_rollouts(name, played_groups) for name in config.envs}
         estimators = {name: NudgedEstimator(inner=estimator) for name, estimator in load_estimators(config, {}).items()}
-        references = await load_references(config, service, watch, chat, price=None, note=note)
+        references = await load_references(config, service, watch, chat, price=None)
         preparation = make_preparation(config, estimators, load_loss(config.loss), references=references)
         prepared_groups, scored_s = await _timed(run_together(preparation.prepare(group) for group in played_groups))
         data = _select_data(config, preparation.prepare_step(prepared_groups))

@@ -18,7 +18,7 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
 from rlkit._util.threads import in_thread, run_together
-from rlkit.algorithms.datums import episode_data, find_root
+from rlkit.algorithms.datums import rooted_data
 from rlkit.algorithms.references import Reference
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_envs
@@ -31,11 +31,11 @@ from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
 from rlkit.evaluation.scores import compute_score_metrics
 from rlkit.metrics.env_reports import make_failure_reporter, make_hold_reporter
 from rlkit.metrics.metrics import group_metrics, mean_by_token, teacher_keys
-from rlkit.policy import Limits, NoSampler, Sampler
+from rlkit.policy import NoSampler, Sampler
 from rlkit.rollout.opponents import Opponents
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner, RolloutRunner
-from rlkit.rollout.settings import EnvSettings, make_sampling
+from rlkit.rollout.settings import make_shared_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.store.history import upsert_attempt
@@ -89,10 +89,9 @@ class Evaluation:
             if not teachers or settings.sampling.temperature != 1:
                 continue
             episodes = [episode for group in groups if group.env == name for episode in group.episodes]
-            rows = [(e, *pair) for e in episodes for pair in episode_data(e, np.zeros(len(e.turns)))]
-            roots = [find_root(episode, last) for episode, last, _ in rows]
+            sequences = [pair for episode in episodes for pair in rooted_data(episode)]
             for teacher in teachers:
-                answers = await teacher.drifts([datum for _, _, datum in rows], roots)
+                answers = await teacher.drifts(sequences)
                 for key in teacher_keys(f"eval/{name}", teacher):
                     drifts[key] += answers
         return mean_by_token(drifts)
@@ -146,10 +145,8 @@ async def evaluate(
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
     watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
-    async with (
-        watch.watch_silence(),
-        connect(config.service, choice=choice, note=note, warn=watch.remember_warning) as service,
-    ):
+    connection = connect(config.service, choice=choice, note=note, warn=watch.remember_warning)
+    async with watch.watch_silence(), connection as service:
         load = partial(service.sampler, model=config.model, checkpoint=checkpoint)
         sampler = await watch.call(load, "preparing to sample", retry=True)
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
@@ -201,18 +198,8 @@ def _describe_failures(tasks: Sequence[EvaluatedTask]) -> list[str]:
 
 def make_eval_player(config: Config, runner: RolloutRunner, *, slots: Slots, context: int | None) -> Player:
     """Return the player of an evaluation, with separate random streams."""
-    settings = {
-        name: EnvSettings(
-            group_size=spec.attempts,
-            sampling=make_sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
-            timeout_s=spec.timeout_s or config.rollouts.timeout_s,
-            max_retries=config.rollouts.max_retries,
-            limits=Limits(spec.max_turns, context),
-            coalesce=config.rollouts.coalesce,
-            endpoint_host=config.rollouts.endpoint_host,
-        )
-        for name, spec in config.eval.envs.items()
-    }
+    envs = config.eval.envs.items()
+    settings = {name: make_shared_settings(config, env, env.attempts, context=context) for name, env in envs}
     return Player(runner, settings, seed=config.seed, slots=slots, purpose="eval")
 
 

@@ -96,8 +96,7 @@ class EndpointPolicy(Policy):
         return replace(reply, turn=turn)
 
     def _make_settings(self, request: SampleRequest | ChatRequest) -> dict[str, Any]:
-        max_turns = self._limits.max_turns
-        if max_turns is not None and len(self._turns) >= max_turns:
+        if (max_turns := self._limits.max_turns) is not None and len(self._turns) >= max_turns:
             raise LimitReached(f"the rollout has had its {max_turns} turns (max_turns)")
         sampling = self._sampling
         return {
@@ -116,14 +115,12 @@ class EndpointPolicy(Policy):
         clock = asyncio.get_running_loop().time
         deadline_s, wait_s = clock() + self._timeout_s, _FIRST_WAIT_S
         path = "/chat/completions" if forced is None else "/completions"
-        headers = {} if self._endpoint.key else {"Authorization": openai.omit}
+        options: openai.RequestOptions = {"headers": {} if self._endpoint.key else {"Authorization": openai.omit}}
         while True:
             request_id = None
             try:
                 async with asyncio.timeout(self._timeout_s):  # the client's limit applies to each chunk of a response
-                    response = await self._client.post(
-                        path, cast_to=httpx.Response, body=body, options={"headers": headers}
-                    )
+                    response = await self._client.post(path, cast_to=httpx.Response, body=body, options=options)
                 return read_reply(response.content, forced)
             except TimeoutError:
                 problem = f"no complete response within {self._timeout_s:g} s"
@@ -175,9 +172,8 @@ def _make_rejection_error(status: int, problem: str, request_id: str | None) -> 
 
 def _encode_message(message: Message) -> dict[str, Any]:
     """Convert a message to OpenAI's format, without its thinking."""
-    encoded: dict[str, Any] = {
-        key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")
-    }
+    names = ("role", "content", "tool_call_id", "name")
+    encoded: dict[str, Any] = {key: value for key, value in message.items() if key in names}
     if not isinstance(message["content"], str):
         encoded["content"] = [
             {"type": "image_url", "image_url": {"url": part["image"]}} if part["type"] == "image" else part
@@ -201,13 +197,11 @@ def read_reply(content: bytes, forced: str | None) -> Reply:
     try:
         response = json.loads(content)
         choice = response["choices"][0]
-        message, malformed_calls = _read_message(
-            choice["message"] if forced is None else {"content": f"{forced}{choice['text']}"}
-        )
+        source = choice["message"] if forced is None else {"content": f"{forced}{choice['text']}"}
+        message, malformed_calls = _read_message(source)
         usage: dict[str, Any] = response.get("usage") or {}
-        prompt_tokens, completion_tokens = (
-            min(max(0, int(usage.get(f"{name}_tokens") or 0)), _MAX_TOKENS) for name in ("prompt", "completion")
-        )
+        counts = [usage.get(f"{name}_tokens") or 0 for name in ("prompt", "completion")]
+        prompt_tokens, completion_tokens = (min(max(0, int(count)), _MAX_TOKENS) for count in counts)
         is_truncated, request_id = choice.get("finish_reason") == "length", response.get("id")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         excerpt = _truncate(content[:_MAX_MESSAGE_CHARS].decode(errors="replace"))

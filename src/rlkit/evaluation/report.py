@@ -106,12 +106,10 @@ def render_rewards(rows: Mapping[str, Mapping[str, float]]) -> str:
 
 def render_scores(envs: Mapping[str, Scores]) -> list[str]:
     """Return the lines of a table of scores, `math  0.412 [0.38, 0.45]  …`; no lines if there are no scores."""
-    scored_envs = {env: parts for env, parts in envs.items() if parts}
-    if not scored_envs:
+    if not (scored_envs := {env: parts for env, parts in envs.items() if parts}):
         return []
-    columns = sorted(
-        {score for parts in scored_envs.values() for scores in parts.values() for score in scores}, key=_sort_key
-    )
+    names = {score for parts in scored_envs.values() for scores in parts.values() for score in scores}
+    columns = sorted(names, key=_sort_key)
     rows = [["", *(score.replace("_at_", "@") for score in columns)]]
     for env, parts in scored_envs.items():
         for part, scores in parts.items():

@@ -31,16 +31,12 @@ def compute_scores(groups: Sequence[Group]) -> dict[str, Score]:
       2022, arXiv:2203.11171).
     """
     tasks = [[episode for episode in group.episodes if episode.reward is not None] for group in groups]
-    tasks = [episodes for episodes in tasks if episodes]
-    if not tasks:
+    if not (tasks := [episodes for episodes in tasks if episodes]):
         return {}
     largest = max(map(len, tasks))
     counts = [(len(episodes), sum(map(_is_solved, episodes))) for episodes in tasks]
-    scores = {
-        f"{'pass' if largest == 1 else 'avg'}_at_{largest}": estimate_mean(
-            [solved / attempts for attempts, solved in counts]
-        )
-    }
+    average = f"{'pass' if largest == 1 else 'avg'}_at_{largest}"
+    scores = {average: estimate_mean([solved / attempts for attempts, solved in counts])}
     sizes = {2**power for power in range(1, largest.bit_length())} | {largest}
     for k in sorted(sizes - {1}):
         values = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]

@@ -32,17 +32,9 @@ def score_tasks(groups: Sequence[Group]) -> list[TaskScore]:
     """Return the score of each task, in the order of the evaluation."""
     scores = list[TaskScore]()
     for group in groups:
-        rewards = group.rewards[group.valid_mask]
-        scores.append(
-            TaskScore(
-                env=group.env,
-                task=group.task,
-                attempts=len(group.episodes),
-                solved=int((rewards >= SOLVED).sum()),
-                reward=float(rewards.mean()) if len(rewards) else None,
-                endings=dict(Counter(map(describe_ending, group.episodes))),
-            )
-        )
+        rewards, endings = group.rewards[group.valid_mask], Counter(map(describe_ending, group.episodes))
+        solved, reward = int((rewards >= SOLVED).sum()), float(rewards.mean()) if len(rewards) else None
+        scores.append(TaskScore(group.env, group.task, len(group.episodes), solved, reward, dict(endings)))
     return scores
 
 

@@ -15,10 +15,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 from weakref import WeakValueDictionary
 
+from pydantic import Field, FiniteFloat, HttpUrl, NonNegativeFloat, NonNegativeInt, PositiveFloat
+
 from rlkit._util.paths import cache_dir
+from rlkit._util.sections import Positive, check_fields, validate_fields
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
 from rlkit.config.schema.operation import ServiceConfig
@@ -32,6 +35,9 @@ from rlkit.serving.model import open_model
 from rlkit.tinker_client.connect import ServiceChoice, choose_service, connect
 from rlkit.types import Sampling
 from rlkit.workers.resource import WorkerResource
+
+type _Text = Annotated[str, Field(min_length=1)]
+type _Amount = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class JudgementError(EnvironmentFault):
@@ -70,49 +76,52 @@ class Judge:
         max_tokens, temperature: sampling of an answer; a temperature of 0 repeats it, and needs `attempts=1`.
         attempts: requests until a verdict is readable, each with a seed of its own (endpoints get no seed).
         timeout_s, max_concurrent: limit of a request in seconds; limit of concurrent requests of a process.
-        requests_per_minute: limit of the requests of all processes that share the folder.
-        budget_tokens, budget_usd: limits of what all processes and runs spend in the folder.
+        requests_per_minute: limit of the requests to the model, of all processes that share the folder.
+        budget_tokens, budget_usd: limits of spending on the model, of all processes and runs that share the folder.
         prices: US dollars per million tokens of prompts and of answers; None for rlkit's price table.
-        folder: folder of verdicts and spending; by default `judges` in rlkit's cache.
+        folder: folder of verdicts and spending, with a subfolder for each model, that is `model`, `url` and `service`;
+            by default `judges` in rlkit's cache.
     """
 
-    model: str
+    model: _Text
     prompt: str
-    scale: tuple[float, float]
+    scale: tuple[FiniteFloat, FiniteFloat]
     url: str | None = None
-    key_env: str | None = None
-    service: str | None = None
-    max_tokens: int = 4096
-    temperature: float = 1.0
-    attempts: int = 3
-    timeout_s: float = 600.0
-    max_concurrent: int = 16
-    requests_per_minute: float = math.inf
-    budget_tokens: int | None = None
-    budget_usd: float | None = None
-    prices: tuple[float, float] | None = None
-    folder: str | None = None
+    key_env: _Text | None = None
+    service: _Text | None = None
+    max_tokens: Positive = 4096
+    temperature: _Amount = 1.0
+    attempts: Positive = 3
+    timeout_s: PositiveFloat = 600.0
+    max_concurrent: Positive = 16
+    requests_per_minute: PositiveFloat = math.inf
+    budget_tokens: NonNegativeInt | None = None
+    budget_usd: NonNegativeFloat | None = None
+    prices: tuple[_Amount, _Amount] | None = None
+    folder: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for name, pair in (("scale", self.scale), ("prices", self.prices or (0.0, 0.0))):
-            numbers = cast("list[object]", list(pair)) if isinstance(cast("object", pair), tuple | list) else []
-            if len(numbers) != 2 or not all(isinstance(number, int | float) for number in numbers):
-                raise UsageError(f"judge: {name}: give two numbers, not {pair!r:.100}")
-        for name in ("scale", "prices"):  # a list has no hash
-            object.__setattr__(self, name, getattr(self, name) and tuple(getattr(self, name)))
-        counts = cast("tuple[object, ...]", (self.max_tokens, self.attempts, self.max_concurrent))
-        if not all(isinstance(count, int) for count in counts):
-            raise UsageError("judge: max_tokens, attempts and max_concurrent must be whole numbers")
-        limits = (self.max_tokens, self.attempts, self.timeout_s, self.max_concurrent, self.requests_per_minute)
-        for is_right, problem in (
-            (-math.inf < self.scale[0] < self.scale[1] < math.inf, "scale: give the lowest score first"),
-            (read_field_names(self.prompt), "prompt: it has no field such as {reply}"),
-            (min(limits) > 0, "a limit must be above 0"),
-            (self.temperature > 0 or self.attempts == 1, "temperature 0 repeats an answer: set attempts=1"),
-            (self.service is None if self.url else self.key_env is None, "service and key_env exclude each other"),
+        for field in ("scale", "prices"):
+            pair = cast("tuple[object, ...] | list[object] | None", getattr(self, field))
+            if isinstance(pair, tuple | list) and len(pair) == 2:
+                object.__setattr__(self, field, tuple(pair))  # YAML has lists, which have no hash
+            elif pair is not None:
+                raise UsageError(f"judge: {field}: give two numbers, not {pair!r:.100}")
+        try:
+            check_fields(self)
+        except UsageError as error:
+            raise UsageError(f"judge: {error}") from None
+        if self.url is not None:
+            validate_fields(HttpUrl, self.url, place="judge: url")
+        for field, is_right, problem in (
+            ("scale", self.scale[0] < self.scale[1], "give the lowest score first"),
+            ("prompt", read_field_names(self.prompt), "it has no field such as {reply}"),
+            ("temperature", self.temperature > 0 or self.attempts == 1, "0 repeats an answer: set attempts=1"),
+            ("url", self.url is None or self.service is None, "url and service exclude each other"),
+            ("key_env", self.url is not None or self.key_env is None, "it needs url, the endpoint that gets the key"),
         ):
             if not is_right:
-                raise UsageError(f"judge: {problem}")
+                raise UsageError(f"judge: {field}: {problem}")
 
     @property
     def usage(self) -> Mapping[str, float]:
@@ -135,48 +144,50 @@ class Judge:
         """
         if not replies or "replies" not in read_field_names(self.prompt):
             raise UsageError("judge: compare needs replies, and a prompt with the field {replies}")
-        shown = sorted(set(replies), key=hash_text)
-        verdict = await self._judge(fields, shown)
-        score_of = dict(zip(shown, verdict.scores, strict=True))
+        distinct_replies = sorted(set(replies), key=hash_text)
+        verdict = await self._judge(fields, distinct_replies)
+        score_of = dict(zip(distinct_replies, verdict.scores, strict=True))
         return replace(verdict, scores=tuple(score_of[reply] for reply in replies))
 
     async def _judge(self, fields: Mapping[str, str], replies: Sequence[str] | None) -> Judgement:
         """Return the verdict from the cache or the model; `replies` is None for one reply."""
         count = None if replies is None else len(replies)
         prompt = f"{fill_prompt(self.prompt, fields, replies)}\n\n{ask_for_verdict(self.scale, count)}"
-        root = cache_dir() / "judges" if self.folder is None else Path(self.folder)
         source = [self.model, self.url, self.service]
+        root = cache_dir() / "judges" if self.folder is None else Path(self.folder)
         records = JudgeRecords(root / hash_text(source)[:16])
         key = hash_text([source, self.max_tokens, self.temperature, prompt])
-        counts, read = dict.fromkeys(_get_counts(self), 0.0), partial(read_verdict, scale=self.scale, count=count)
+        read_scores = partial(read_verdict, scale=self.scale, count=count)
+        metrics = dict.fromkeys(_get_counts(self), 0.0)
         try:
             async with _locks.setdefault((asyncio.get_running_loop(), key), asyncio.Lock()):
                 text = await in_thread(records.read_verdict, key)
-                scores = read(text)
-                counts["judge/cached"] = float(scores is not None)
-                for attempt in range(0 if scores else self.attempts):
-                    seed = derive_seed(0, "judge", key, attempt)
-                    text = await self._request(prompt, records, counts, seed=seed)
-                    if scores := read(text):
+                scores = read_scores(text)
+                metrics["judge/cached"] = float(scores is not None)
+                for attempt in range(self.attempts if scores is None else 0):
+                    text = await self._request(prompt, records, metrics, seed=derive_seed(0, "judge", key, attempt))
+                    scores = read_scores(text)
+                    if scores is not None:
                         await in_thread(records.write_verdict, key, text)
                         break
-                    counts["judge/unreadable"] += 1
+                    metrics["judge/unreadable"] += 1
         except (ServiceError, EnvironmentFault, LimitReached, TimeoutError) as error:
             raise JudgementError(f"the judge {self.model} failed: {str(error) or 'timeout_s has passed'}") from error
         finally:
-            for name, value in counts.items():
+            for name, value in metrics.items():
                 _get_counts(self)[name] += value
         if scores is None:
             end = " ".join(text.split())[-200:]
             raise JudgementError(f"the judge {self.model} gave no readable verdict; its last answer ended: {end!r}")
-        return Judgement(scores, text, counts)
+        return Judgement(scores, text, metrics)
 
-    async def _request(self, prompt: str, records: JudgeRecords, counts: dict[str, float], *, seed: int) -> str:
+    async def _request(self, prompt: str, records: JudgeRecords, metrics: dict[str, float], *, seed: int) -> str:
         """Return an answer; the last line of one that was cut off says so, and is no verdict."""
         make_policy, price, slots = await _share_connection(replace(self, prompt="{reply}", scale=(0, 1))).get()
         if self.budget_usd is not None and price is None:
             raise UsageError("judge: budget_usd needs a price: set prices, or budget_tokens in its place")
-        limits, interval_s = {"tokens": self.budget_tokens, "usd": self.budget_usd}, 60.0 / self.requests_per_minute
+        limits = {"tokens": self.budget_tokens, "usd": self.budget_usd}
+        interval_s = 60.0 / self.requests_per_minute
         async with slots:
             start_s = await in_thread(lambda: records.start_request(limits, interval_s=interval_s, now_s=time.time()))
             await asyncio.sleep(start_s - time.time())
@@ -186,7 +197,7 @@ class Judge:
             usage = Usage(1, len(reply.turn.prompt), 0, len(reply.turn.completion))
             usd = 0.0 if price is None else price.usd(usage)
             for name, value in (("requests", 1), ("tokens", usage.tokens), ("usd", usd)):
-                counts[f"judge/{name}"] += value
+                metrics[f"judge/{name}"] += value
             await in_thread(records.add_spending, usage.tokens, usd)
         return f"{reply.text}\n[cut off at max_tokens]" if reply.truncated else reply.text
 

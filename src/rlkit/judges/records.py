@@ -26,15 +26,16 @@ class JudgeRecords:
     folder: Path
 
     def read_verdict(self, key: str) -> str:
-        """Return the text of a cached verdict; "" if there is none, or its file is damaged."""
+        """Return the text of a cached verdict; "" if there is none, or its file cannot be read."""
         try:
             return str(json_lines.read_object(self._verdict_path(key)).get("text", ""))
-        except (FileNotFoundError, UsageError):
+        except (OSError, UsageError):
             return ""
 
     def write_verdict(self, key: str, text: str) -> None:
         """Store the text of a verdict."""
-        files.write_text(self._verdict_path(key), json.dumps({"text": text}))
+        with self._report_write_errors():
+            files.write_text(self._verdict_path(key), json.dumps({"text": text}))
 
     def start_request(self, limits: Mapping[str, float | None], *, interval_s: float, now_s: float) -> float:
         """Return when a request may start: now, or `interval_s` after the one before.
@@ -61,13 +62,22 @@ class JudgeRecords:
     @contextmanager
     def _change_spending(self) -> Generator[dict[str, float]]:
         path = self.folder / "spending.json"
-        files.make_folder(self.folder)
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # other processes hold it for milliseconds
-            spending = json_lines.read_object(path) if path.exists() else {}
-            spending = {name: float(spending.get(name, 0)) for name in ("tokens", "usd", "start_s")}
-            yield spending
-            files.write_text(path, json.dumps(spending))
+        with self._report_write_errors():
+            files.make_folder(self.folder)
+            with (self.folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other processes hold it for milliseconds
+                spending = json_lines.read_object(path) if path.exists() else {}
+                spending = {name: float(spending.get(name, 0)) for name in ("tokens", "usd", "start_s")}
+                yield spending
+                files.write_text(path, json.dumps(spending))
+
+    @contextmanager
+    def _report_write_errors(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise UsageError(f"judge: folder: {self.folder} cannot be written: {reason}") from error
 
     def _verdict_path(self, key: str) -> Path:
         return self.folder / "verdicts" / key[:2] / f"{key}.json"

@@ -1,7 +1,8 @@
 """The rubric of a judge: its prompt, and the reading of its verdict.
 
 Invariant: the value of a field is text alone: it fills no other field, and holds no special token of a chat format. A
-verdict is read from the last line alone, and only if every number is within the scale.
+verdict is read from the last line alone, to which a closing fence does not belong, and only if every number is within
+the scale.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ _SPECIAL_TOKEN = re.compile(
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|THINK)\])"
 )
 """First character of a special token, which tokenizers read in plain text too."""
-_LINE = re.compile(r"\**(scores?)\s*:\s*\**\s*(-?[\d.]+(?:\s*,\s*-?[\d.]+)*)\s*\**", re.IGNORECASE)
+_NUMBER, _MARKS = r"-?\d+(?:\.\d+)?", r"[*`\s]*"
+_LINE = re.compile(
+    rf"[#-]*{_MARKS}(?:final\s+)?(scores?){_MARKS}:{_MARKS}({_NUMBER}(?:\s*,\s*{_NUMBER})*){_MARKS}(?:\.{_MARKS})?",
+    re.IGNORECASE,
+)
+"""Verdict in words; it may be a heading, in a list, bold or code, and end with a full stop."""
 
 
 def read_field_names(prompt: str) -> set[str]:
@@ -54,18 +60,30 @@ def ask_for_verdict(scale: tuple[float, float], count: int | None) -> str:
 
 
 def read_verdict(text: str, *, scale: tuple[float, float], count: int | None) -> tuple[float, ...] | None:
-    """Return the scores on the last line: `Score: 7`, `Scores: 7, 2`, or JSON such as `{"score": 7}`; None if none."""
-    line, key = (text.strip().splitlines() or [""])[-1].strip(" `"), "score" if count is None else "scores"
+    """Return the scores on the last line: `Score: 7`, `Scores: 7, 2`, or JSON such as `{"score": 7}`; None if none.
+
+    The line may be in a block of code. Marks of Markdown around a score in words are ignored.
+    """
+    key = "score" if count is None else "scores"
+    lines = text.strip().removesuffix("```").strip().splitlines() or [""]
+    line = lines[-1].strip(" `").removeprefix("json")  # the language of a block of one line
     match = _LINE.fullmatch(line)
     if match is not None and match[1].lower() == key:
         line = f'{{"{key}": {match[2] if count is None else f"[{match[2]}]"}}}'
     try:
-        value = cast("object", json.loads(line)[key])
+        value = cast("object", json.loads(line, object_pairs_hook=_make_object)[key])
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     scores = cast("list[float]", [value] if count is None else value if isinstance(value, list) else [])
     numbers = tuple(score for score in scores if type(score) in (int, float) and scale[0] <= score <= scale[1])
     return tuple(map(float, numbers)) if len(numbers) == len(scores) == (count or 1) else None
+
+
+def _make_object(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return a JSON object; ValueError if a key is repeated, as its value is ambiguous."""
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key is repeated")
+    return dict(pairs)
 
 
 def _clean(value: str) -> str:

@@ -120,8 +120,7 @@ class FindingMonitor:
         envs = [key[len("env/") : -len("/episodes")] for key in metrics if _EPISODES.fullmatch(key)]
         rules = [(rule, env) for env in envs if env != "all" for rule in _ENV_RULES]
         for rule, env in [*rules, *((rule, "all") for rule in _RULES)]:
-            diagnosis = rule(self._history, env)
-            if diagnosis is None:
+            if (diagnosis := rule(self._history, env)) is None:
                 continue
             key = (rule.__name__.removeprefix("_"), env)
             finding = Finding(*key, step, step, *diagnosis)
@@ -214,9 +213,8 @@ def _dead_groups(history: _History, env: str) -> _Diagnosis | None:
     good, bad = (history.mean(f"env/{env}/groups/all_{kind}") for kind in ("good", "bad"))
     if mixed is None or episodes is None or groups is None or good is None or bad is None:
         return None
-    if mixed.value >= MIXED_MIN or episodes.value <= groups.value or history.mean(f"env/{env}/teacher/kl"):
-        return None
-    if good.value >= SOLVED_MIN:  # `_solved` reports it
+    is_solved = good.value >= SOLVED_MIN  # `_solved` reports it
+    if is_solved or mixed.value >= MIXED_MIN or episodes.value <= groups.value or history.mean(f"env/{env}/teacher/kl"):
         return None
     kinds = ((good.value, "all are 1 or more"), (bad.value, "all are equal and below 1"))
     parts = [f"the rewards differ in {mixed.value:.0%} of the groups"]
@@ -248,7 +246,10 @@ def _truncation(history: _History, env: str) -> _Diagnosis | None:
 
 
 def _is_limit_by_design(env: str, length: float, history: _History) -> bool:
-    """Return whether truncated replies are solved nearly as often as all: the answer precedes the limit."""
+    """Return whether all replies are one token, or are solved nearly as often if truncated: the answer comes first."""
+    tokens = history.mean(f"env/{env}/turn_tokens/mean")
+    if tokens is not None and tokens.value == 1:
+        return True
     solved, at_limit = history.mean(f"env/{env}/solved"), history.mean(f"env/{env}/solved_at_limit")
     return solved is not None and at_limit is not None and at_limit.value >= length * solved.value / 2 > 0
 
@@ -283,10 +284,9 @@ def _retry_bias(history: _History, env: str) -> _Diagnosis | None:
     error = sum(deviation for _, (_, _, deviation) in lines) / len(lines) * math.sqrt(2 / count)
     if not abs(gap) > RETRY_ERRORS * error > 0:
         return None
-    evidence = (
-        f"in {count:.0f} groups of steps {lines[0][0]} to {lines[-1][0]}, retried episodes got "
-        f"{abs(gap):.3g} {'more' if gap > 0 else 'less'} reward than the others, {abs(gap) / error:.1f} standard errors"
-    )
+    difference = f"{abs(gap):.3g} {'more' if gap > 0 else 'less'} reward than the others"
+    where = f"in {count:.0f} groups of steps {lines[0][0]} to {lines[-1][0]}"
+    evidence = f"{where}, retried episodes got {difference}, {abs(gap) / error:.1f} standard errors"
     return evidence, "find the side effects of failed rollouts on later rollouts: files, caches, a sandbox"
 
 
@@ -300,16 +300,13 @@ def _evaluation_diverges(history: _History, _: str) -> _Diagnosis | None:
     corrected = best._replace(value=best.value - math.sqrt(2 * math.log(len(earlier))) * best.error)
     before = before or _reward(history.opening, "env/all")
     now = _reward(history.last_lines(_REWARD), "env/all")
-    if before is None or now is None or not _is_above(now, before):
-        return None
-    if not all(_is_above(corrected, evaluation) for evaluation, _ in history.evaluations[-2:]):
+    is_lower = all(_is_above(corrected, evaluation) for evaluation, _ in history.evaluations[-2:])
+    if not is_lower or before is None or now is None or not _is_above(now, before):
         return None
     last = history.evaluations[-1][0]
-    evidence = (
-        f"the evaluation fell from {best.value:.3g} in step {best.last} to {last.value:.3g} in step {last.last}, "
-        f"while the reward in training rose from {before.value:.3g} to {now.value:.3g}"
-    )
-    return evidence, f"return to the checkpoint nearest to step {best.last}, and check the reward"
+    fall = f"the evaluation fell from {best.value:.3g} in step {best.last} to {last.value:.3g} in step {last.last}"
+    rise = f"the reward in training rose from {before.value:.3g} to {now.value:.3g}"
+    return f"{fall}, while {rise}", f"return to the checkpoint nearest to step {best.last}, and check the reward"
 
 
 def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
@@ -328,22 +325,17 @@ def _entropy_collapse(history: _History, _: str) -> _Diagnosis | None:
 def _no_kl(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a non-finite KL(sampler‖trainer) of the last step, if that step trained on samples."""
     step, metrics = history.recent[-1]
-    if (
-        not metrics.get(_TOKENS, 0) > 0
-        or all(key in metrics for key in _KLS)
-        or ("optim/nll" in metrics and _ENTROPY not in metrics)
-    ):
+    is_supervised = "optim/nll" in metrics and _ENTROPY not in metrics
+    if is_supervised or not metrics.get(_TOKENS, 0) > 0 or all(key in metrics for key in _KLS):
         return None
-    evidence = (
-        f"in step {step}, KL(sampler‖trainer) was not finite: the trainer's probability of sampled tokens is 0 or NaN"
-    )
+    reason = "the trainer's probability of sampled tokens is 0 or NaN"
+    evidence = f"in step {step}, KL(sampler‖trainer) was not finite: {reason}"
     return evidence, "return to an earlier checkpoint, with a lower learning rate (optimizer.learning_rate)"
 
 
 def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a large or growing KL(sampler‖trainer): training is off-policy."""
-    now = history.mean(_KL, average=_median)
-    if now is None:
+    if (now := history.mean(_KL, average=_median)) is None:
         return None
     before = history.beginning(_KL, before=now.first)
     grows = before is not None and now.value > max(KL_GROWTH * before.value, KL_NEGLIGIBLE)
@@ -362,12 +354,10 @@ def _sampler_trainer_kl(history: _History, _: str) -> _Diagnosis | None:
 def _environment_cpu(history: _History, _: str) -> _Diagnosis | None:
     """Diagnose a run that is bound by the processor time of its environments."""
     busy, live = history.mean("time/env_busy"), history.mean("workers/live")
-    if busy is None:
-        return None
-    if live is None and busy.value > BUSY_MAX:
+    if busy is not None and live is None and busy.value > BUSY_MAX:
         evidence = f"{busy.steps}, the code of environments ran for {busy.value:.0%} of the time, in the run's process"
         return evidence, "play rollouts in other processes: set rollouts.workers to auto"
-    if live is not None and busy.value > WORKERS_BUSY_MAX:
+    if busy is not None and live is not None and busy.value > WORKERS_BUSY_MAX:
         evidence = f"{busy.steps}, {live.value:.0f} workers were busy for {busy.value:.0%} of the time"
         return evidence, "add processors, or a Ray cluster (rollouts.workers), and raise their number"
     return None

@@ -138,14 +138,11 @@ def _group_outcomes(groups: Sequence[Group]) -> dict[str, float]:
         "mixed" if _is_mixed(group) else "all_good" if count else "all_bad"
         for group, count in zip(groups, solved, strict=True)
     ]
-    kinds = ("mixed", "all_good", "all_bad")
-    metrics = {f"groups/{kind}": outcomes.count(kind) / len(outcomes) for kind in kinds}
+    metrics = {f"groups/{kind}": outcomes.count(kind) / len(outcomes) for kind in ("mixed", "all_good", "all_bad")}
     sizes = [len(values) for values in rewards]
-    k = 2
-    while k <= max(sizes):
+    for k in [2**power for power in range(1, max(sizes).bit_length())]:
         pairs = zip(sizes, solved, strict=True)
         metrics[f"pass_at_{k}"] = _mean(1 - comb(n - c, k) / comb(n, k) for n, c in pairs if n >= k)
-        k *= 2
     return metrics
 
 
@@ -161,11 +158,8 @@ def _lengths(prefix: str, lengths: Sequence[int]) -> dict[str, float]:
     if not lengths:
         return {}
     values = np.array(lengths, dtype=np.float64)
-    return {
-        f"{prefix}/mean": float(values.mean()),
-        f"{prefix}/max": float(values.max()),
-        **_percentiles(prefix, values),
-    }
+    ends = {f"{prefix}/mean": float(values.mean()), f"{prefix}/max": float(values.max())}
+    return ends | _percentiles(prefix, values)
 
 
 def _stops(turns: Sequence[Turn]) -> dict[str, float]:
@@ -180,8 +174,7 @@ def _stops(turns: Sequence[Turn]) -> dict[str, float]:
 def _shares_of_unique_bigrams(group: Group) -> list[float]:
     """Return the shares of the valid episodes with a pair; a group at once, because a call takes longer than a turn."""
     episodes = [episode for episode in group.episodes if episode.reward is not None]
-    turns = [turn for episode in episodes for turn in episode.turns]
-    if not turns:
+    if not (turns := [turn for episode in episodes for turn in episode.turns]):
         return []
     tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
     starts_pair = np.concatenate([turn.sampled_mask for turn in turns])
@@ -325,12 +318,7 @@ def _divergence(pairs: Sequence[tuple[Datum, Floats]]) -> dict[str, float]:
         difference = np.subtract(sampled, trained, out=trained)
         v1, v2 = float(difference.mean()), float(np.square(difference, out=sampled).mean() / 2)
         ratios = _ratios(np.negative(difference, out=difference)) if len(difference) else dict[str, float]()
-    return {
-        "optim/kl_sample_train_v1": v1,
-        "optim/kl_sample_train_v2": v2,
-        "optim/entropy": entropy,
-        **ratios,
-    }
+    return {"optim/kl_sample_train_v1": v1, "optim/kl_sample_train_v2": v2, "optim/entropy": entropy} | ratios
 
 
 def departure(metrics: Mapping[str, float]) -> float | None:
@@ -353,10 +341,8 @@ class DivergenceMonitor:
         self._is_diverged = kl > HEALTHY_KL
         if was_diverged or not self._is_diverged:
             return None
-        return (
-            f"KL(sampler‖trainer) is {kl:.2g} nats per token, but healthy runs stay below {HEALTHY_KL}: lower the "
-            "learning rate, schedule.max_staleness or batch.substeps"
-        )
+        fix = "lower the learning rate, schedule.max_staleness or batch.substeps"
+        return f"KL(sampler‖trainer) is {kl:.2g} nats per token, but healthy runs stay below {HEALTHY_KL}: {fix}"
 
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:

@@ -17,8 +17,7 @@ _CHART_PX = (240, 40)  # width and height
 
 def mean_reward(metrics: Mapping[str, float | None], prefix: str) -> float | None:
     """Return the mean reward over the environments of a step (`env`) or an evaluation (`eval`)."""
-    total = metrics.get(f"{prefix}/all/reward/mean")
-    if total is not None:
+    if (total := metrics.get(f"{prefix}/all/reward/mean")) is not None:
         return total
     names = [name for name in metrics if name.startswith(f"{prefix}/") and name.endswith("/reward/mean")]
     rewards = [reward for name in names if name.count("/") == 3 and (reward := metrics[name]) is not None]

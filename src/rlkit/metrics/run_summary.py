@@ -82,8 +82,7 @@ def read_configuration[T](directory: Path, read: Callable[[Path], T], *, default
 
 def find_ends(values: Sequence[float | None]) -> list[float | None] | None:
     """Return the first and the last of the known values, None as the first of a single one; None if there is none."""
-    known_values = [value for value in values if value is not None]
-    if not known_values:
+    if not (known_values := [value for value in values if value is not None]):
         return None
     return [known_values[0] if len(known_values) > 1 else None, known_values[-1]]
 

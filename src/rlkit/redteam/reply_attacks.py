@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlkit.check.context import draw_tasks
 from rlkit.check.forked_process import Send, run_isolated
-from rlkit.check.player import Hang, Player, WatchedRollout, get_task_name
+from rlkit.check.player import Abort, Player, WatchedRollout, get_task_name
 from rlkit.env import Env, TaskSource
 from rlkit.errors import UsageError
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, Situation
@@ -117,7 +117,7 @@ async def _play_reply(player: Player, env: Env, reply: str, slots: asyncio.Semap
         async with slots:
             rollout = await player.play(env, reply)
         return f"it {rollout.result}" if rollout.reward is None else rollout.reward
-    except Hang as hang:
-        if hang.ignores_cancellation:
+    except Abort as abort:
+        if abort.is_stuck:
             raise
-        return str(hang)
+        return abort.reason

@@ -92,7 +92,7 @@ class Player:
         self.counts.queued += settings.group_size
         try:
             members = range(settings.group_size)
-            played = await run_together(self._finish(group, member, progress, on_end) for member in members)
+            played = await run_together(self._play_member(group, member, progress, on_end) for member in members)
         finally:
             batcher.close()
         episodes = [episode for episode in played if episode is not None]
@@ -119,38 +119,27 @@ class Player:
         by_member = {episode.member: episode for episode in changed}
         return [by_member.get(episode.member, episode) for episode in episodes]
 
-    async def _finish(
+    async def _play_member(
         self, group: _GroupInPlay, member: int, progress: GroupProgress, on_end: Callable[[Episode], Awaitable[None]]
     ) -> Episode | None:
-        episode = await self._member(group, member, progress)
-        if episode is not None:
-            await on_end(episode)
-        return episode
-
-    async def _member(self, group: _GroupInPlay, member: int, progress: GroupProgress) -> Episode | None:
         """Play a member until it succeeds or the retries are used up; None if it gets no slot."""
-        attempt = progress.attempts.get(member, 0)
-        last = progress.episodes.get(member)
-        if last is not None and (last.status != "failed" or not group.spend_retry()):
-            self.counts.queued -= 1
-            self.counts.finished += 1
-            return last
-        while True:
+        episode, attempt = progress.episodes.get(member), progress.attempts.get(member, 0)
+        while episode is None or (episode.status == "failed" and group.spend_retry()):
             try:
                 episode = await self._play_in_slot(group, member, attempt)
             except SlotsClosed:
                 return None
-            if not self.settings[group.task.name].is_supervised:
+            if not group.settings.is_supervised:
                 self.counts.tokens += episode.sampled_tokens
             self.record(group.task, episode)
-            is_failed = episode.status == "failed"
-            self.counts.failed += is_failed
+            self.counts.failed += episode.status == "failed"
             self.counts.newest_error = episode.error or self.counts.newest_error
-            if not is_failed or not group.spend_retry():
-                self.counts.finished += 1
-                return episode
-            self.counts.queued += 1
+            self.counts.queued += 1  # to be finished, or played again
             attempt += 1
+        self.counts.queued -= 1
+        self.counts.finished += 1
+        await on_end(episode)
+        return episode
 
     async def _play_in_slot(self, group: _GroupInPlay, member: int, attempt: int) -> Episode:
         try:

@@ -162,8 +162,7 @@ class RecordingPolicy(Policy):
         place = next((place for place in places if turns[place].role == role and not turns[place].frozen), None)
         if place is None:
             raise ValueError("reward() needs a turn: call sample or chat first")
-        number = as_float(value)
-        if number is None or not math.isfinite(number):
+        if (number := as_float(value)) is None or not math.isfinite(number):
             raise ValueError(f"the reward of a turn must be a finite number, not {render_value(value)}")
         turns[place] = replace(turns[place], reward=number + (turns[place].reward or 0.0))
 
@@ -191,9 +190,7 @@ class RecordingPolicy(Policy):
         """Call a function that tokenises a text, in a thread if it is long; raise ContextFull if it cannot fit."""
         if context is not None and chars > context * _TOKEN_CHARS:
             raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {context} tokens")
-        if chars <= INLINE_CHARS:
-            return function(*args)
-        return await _in_tokenizer_thread(function, *args)
+        return function(*args) if chars <= INLINE_CHARS else await _in_tokenizer_thread(function, *args)
 
     async def _complete(
         self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest, earlier: Segment | None = None
@@ -204,9 +201,8 @@ class RecordingPolicy(Policy):
             prefix = as_prompt(self._chat.encode(request.forced) if isinstance(request.forced, str) else request.forced)
             model_input, pieces = prompt + prefix, [_forced_piece(prefix.tokens)]
         context = self._context(request)
-        sampling = self._admit(
-            model_input, sampling, context, request.min_reply_tokens if isinstance(request, ChatRequest) else 1
-        )
+        min_reply_tokens = request.min_reply_tokens if isinstance(request, ChatRequest) else 1
+        sampling = self._admit(model_input, sampling, context, min_reply_tokens)
         seed = self._seed(self._requests)
         make_sampler = self._sampler if self._requests else self._first_sampler
         self._requests += 1
@@ -270,8 +266,7 @@ class RecordingPolicy(Policy):
             raise ValueError(f"max_tokens={sampling.max_tokens}: it must be at least 1")
         if not 0 <= sampling.temperature < math.inf:
             raise ValueError(f"temperature={sampling.temperature}: it must be 0 or above, and finite")
-        max_turns = self._limits.max_turns
-        if max_turns is not None and self._requests >= max_turns:
+        if (max_turns := self._limits.max_turns) is not None and self._requests >= max_turns:
             raise LimitReached(f"the rollout has had its {max_turns} turns (max_turns)")
         if context is None:
             return sampling
@@ -279,9 +274,8 @@ class RecordingPolicy(Policy):
         if room < 1:
             raise ContextFull(f"a prompt of {len(prompt)} tokens fills the context of {context}")
         if room < min_reply_tokens:
-            raise ContextFull(
-                f"a prompt of {len(prompt)} tokens leaves {room} of {context}, and a reply needs {min_reply_tokens}"
-            )
+            rest = f"{room} of {context}, and a reply needs {min_reply_tokens}"
+            raise ContextFull(f"a prompt of {len(prompt)} tokens leaves {rest}")
         return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
 

@@ -41,7 +41,7 @@ class RequestBatcher:
     # Has a result once all members have sent their requests.
     _complete: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _pending: dict[_Key, list[_Request]] = field(default_factory=dict[_Key, "list[_Request]"])
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list["asyncio.Task[None]"])
 
     def wrap(self, sampler: Sampler) -> Sampler:
         """Return a sampler of the same weights whose requests are batched."""
@@ -54,9 +54,7 @@ class RequestBatcher:
         requests = self._pending.setdefault(key, [])
         requests.append(request)
         if len(requests) == 1:
-            task = asyncio.create_task(self._send(key, sampler, prompt, sampling))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.append(asyncio.create_task(self._send(key, sampler, prompt, sampling)))
         if len(requests) == self.members and not self._complete.done():
             self._complete.set_result(None)
         return await request.completion

@@ -73,8 +73,7 @@ class Segments:
         """Return the segment up to the last reply that these messages contain; None if they contain none."""
         pairs = zip(messages[:-1], segment.messages, strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: _is_same(*pair), pairs))
-        replies = tuple(reply for reply in segment.replies if reply[1] <= shared)
-        if not replies:
+        if not (replies := tuple(reply for reply in segment.replies if reply[1] <= shared)):
             return None
         index, count = replies[-1]
         turns = [self.turns[index] for index, _ in replies]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlkit.config.schema import Config
+from rlkit.config.schema.envs import EnvConfig, EvalEnvConfig
 from rlkit.policy import Limits
 from rlkit.types import BudgetForcing, Sampling
 
@@ -29,33 +30,28 @@ class EnvSettings:
 
 def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:
     """Return the settings of each environment: its own over those of the run."""
-    return {
-        name: EnvSettings(
-            group_size=(size := env.group_size or config.batch.group_size),
-            sampling=make_sampling(config, max_tokens=env.max_tokens, temperature=env.temperature),
-            timeout_s=env.timeout_s or config.rollouts.timeout_s,
-            max_retries=config.rollouts.max_retries if env.max_retries is None else env.max_retries,
-            limits=Limits(env.max_turns, context),
-            min_valid=min(size, env.min_valid or config.rollouts.min_valid)
-            if env.max_failing_rollouts is None
-            else size - env.max_failing_rollouts,
-            coalesce=config.rollouts.coalesce,
+    run, settings = config.rollouts, dict[str, EnvSettings]()
+    for name, env in config.envs.items():
+        size, least = env.group_size or config.batch.group_size, env.min_valid or run.min_valid
+        settings[name] = replace(
+            make_shared_settings(config, env, size, context=context),
+            max_retries=run.max_retries if env.max_retries is None else env.max_retries,
+            min_valid=min(size, least) if env.max_failing_rollouts is None else size - env.max_failing_rollouts,
             newest_weights=env.newest_weights,
-            endpoint_host=config.rollouts.endpoint_host,
             is_supervised=name not in config.reinforced_envs,
         )
-        for name, env in config.envs.items()
-    }
+    return settings
 
 
-def make_sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:
-    """Return the sampling settings of an environment: its own over those of the run."""
-    run, forcing = config.sampling, config.sampling.budget_forcing
-    return Sampling(
-        max_tokens=max_tokens or run.max_tokens,
-        temperature=run.temperature if temperature is None else temperature,
-        top_p=run.top_p,
-        top_k=run.top_k,
-        stop=None if run.stop is None else tuple(run.stop),
-        forcing=None if forcing is None else BudgetForcing(forcing.phrase, forcing.context_window_tokens),
-    )
+def make_shared_settings(
+    config: Config, env: EnvConfig | EvalEnvConfig, group_size: int, *, context: int | None
+) -> EnvSettings:
+    """Return the settings that training and evaluation share: those of an environment over those of the run."""
+    run, rollouts, spec = config.sampling, config.rollouts, config.sampling.budget_forcing
+    temperature = run.temperature if env.temperature is None else env.temperature
+    stop = None if run.stop is None else tuple(run.stop)
+    forcing = None if spec is None else BudgetForcing(spec.phrase, spec.context_window_tokens)
+    sampling = Sampling(env.max_tokens or run.max_tokens, temperature, run.top_p, run.top_k, stop, forcing)
+    timeout_s, limits = env.timeout_s or rollouts.timeout_s, Limits(env.max_turns, context)
+    settings = EnvSettings(group_size, sampling, timeout_s, rollouts.max_retries, limits)
+    return replace(settings, coalesce=rollouts.coalesce, endpoint_host=rollouts.endpoint_host)

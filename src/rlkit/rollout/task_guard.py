@@ -79,8 +79,7 @@ async def stop_leftover_tasks() -> AsyncGenerator[None]:
 
 def register_cleanup(task: asyncio.Task[None]) -> bool:
     """Let the end of the run wait for a clean-up task; return False outside of a run."""
-    tasks = _rollout_tasks.get(None)
-    if tasks is None:
+    if (tasks := _rollout_tasks.get(None)) is None:
         return False
     tasks[cast("_Task", task)] = True
     task.add_done_callback(lambda done: tasks.pop(cast("_Task", done), None))

@@ -62,8 +62,7 @@ def _check_numbers(values: object, env: str, kind: str, names: str) -> Mapping[s
         raise RewardError(f"{env} returned the {kind}s {render_value(values)}; {kind}s map {names} to numbers")
     checked = dict[str, float]()
     for name, value in cast("Mapping[object, object]", values).items():
-        number = as_float(value)
-        if number is None or not math.isfinite(number):
+        if (number := as_float(value)) is None or not math.isfinite(number):
             pair = f"{safe_str(name)} = {render_value(value)}"
             raise RewardError(f"{env} returned the {kind} {pair}; it must be a finite number")
         checked[safe_str(name)] = number
@@ -102,7 +101,5 @@ def _check_info(info: object, env: str) -> Mapping[str, Json]:
 
 
 def _too_large(env: str, place: str) -> RewardError:
-    return RewardError(
-        f"{env} returned an info of more than {INFO_BYTES:,} bytes of JSON (1 MiB){place}: write large data to a file, "
-        "and return its path"
-    )
+    fix = "write large data to a file, and return its path"
+    return RewardError(f"{env} returned an info of more than {INFO_BYTES:,} bytes of JSON (1 MiB){place}: {fix}")

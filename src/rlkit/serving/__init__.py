@@ -73,8 +73,7 @@ class ChatModels(Session):
 
     async def _get_model(self, name: str) -> ServedModel:
         """Return a model, which is loaded at its first request."""
-        task = self._models.get(name)
-        if task is None:
+        if (task := self._models.get(name)) is None:
             task = self._models[name] = asyncio.create_task(self._load(name))
             if len(self._models) > MODELS_MAX:
                 self._models.popitem(last=False)

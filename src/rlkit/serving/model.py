@@ -26,13 +26,10 @@ class ServedModel:
         self, sampling: Sampling, *, seed: Callable[[int], int], context_tokens: int | None = None
     ) -> RecordingPolicy:
         """Return a policy of one rollout; `seed` as of `RecordingPolicy`, `context_tokens` limits it further."""
-        limits = [tokens for tokens in (self.context_tokens, context_tokens) if tokens is not None]
+        contexts = [tokens for tokens in (self.context_tokens, context_tokens) if tokens is not None]
+        limits = Limits(context_tokens=min(contexts, default=None))
         return RecordingPolicy(
-            sampler=lambda: self.sampler,
-            chat=self.chat,
-            sampling=sampling,
-            seed=seed,
-            limits=Limits(context_tokens=min(limits, default=None)),
+            sampler=lambda: self.sampler, chat=self.chat, sampling=sampling, seed=seed, limits=limits
         )
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import cast
+
+import numpy as np
 
 from rlkit._util.frames import describe_error
 from rlkit._util.json_values import describe_type
 from rlkit._util.threads import in_thread
+from rlkit.algorithms.datums import keep_first
 from rlkit.algorithms.references import Reference, Score
 from rlkit.chat.format import ChatFormat
 from rlkit.config.loading.objects import load_function
@@ -29,13 +32,7 @@ type References = Mapping[str, Sequence[Reference]]
 
 
 async def load_references(
-    config: Config,
-    service: Service,
-    watch: ServiceWatch,
-    chat: ChatFormat,
-    *,
-    price: Price | None,
-    note: Callable[[str], None],
+    config: Config, service: Service, watch: ServiceWatch, chat: ChatFormat, *, price: Price | None
 ) -> References:
     """Load the references of all environments, with retries of their calls; environments of evaluations have teachers.
 
@@ -46,7 +43,7 @@ async def load_references(
         UsageError: a checkpoint does not exist, or the tokenizer of a teacher, or of a run whose episodes are trained
             on, is not that of the run's model.
     """
-    await in_thread(partial(check_source_runs, config, note=note))
+    await in_thread(partial(check_source_runs, config, note=watch.note))
     penalty, kl = list[Reference](), config.kl_penalty
     if kl.coefficient:
         path = None if kl.reference == "base" else kl.reference
@@ -58,7 +55,8 @@ async def load_references(
         for field, spec in config.find_teachers(env).items():
             if field not in teachers:
                 model = spec.model or config.model
-                await in_thread(partial(require_equal_tokenizers, config, model, field=f"{field}.model", note=note))
+                require = partial(require_equal_tokenizers, config, model, field=f"{field}.model", note=watch.note)
+                await in_thread(require)
                 teachers[field] = Reference(
                     await _load_score(service, watch, model, spec.checkpoint, price, field=field),
                     spec.weight,
@@ -79,14 +77,25 @@ async def load_references(
 async def _load_score(
     service: Service, watch: ServiceWatch, model: str, checkpoint: str | None, price: Price | None = None, *, field: str
 ) -> Score:
-    """Return a score function that counts the price of a teacher; its tokens are counted with the run's price."""
+    """Return a score function that counts the price of a teacher; its tokens are counted with the run's price.
+
+    Tokens beyond the context of the model are not scored.
+    """
     load = partial(service.scorer, model=model, checkpoint=checkpoint)
     try:
         compute_score = await watch.call(load, "loading the reference", retry=True)
     except UsageError as error:
         raise UsageError(f"{field}: {error}") from error
+    context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
+    note_once = cache(watch.note)
 
     async def score(prompt: Prompt, last: int) -> Floats:
+        if context is not None and len(prompt) >= context:  # the request samples one token more
+            note_once(f"{field}: tokens beyond its context of {context:,} tokens have no term in the advantages")
+            beginning = keep_first(prompt, context - 1)
+            prompt, last = beginning, last - len(prompt) + len(beginning)
+        if last <= 0:
+            return np.empty(0, np.float32)
         logprobs = await watch.call(lambda: compute_score(prompt, last), "scoring by the reference", retry=True)
         if price is not None:
             service.usage.other_usd += price.scoring_difference(model, len(prompt), 1)

@@ -134,7 +134,8 @@ def read_table(path: Path) -> list[RecordedGroup]:
     """Return the groups that `write` wrote; raise `ValueError` if the file is damaged."""
     data = path.read_bytes()
     check_checksum(data)
-    columns = pq.read_table(pa.BufferReader(data))
+    # Threads of Arrow can abort a process that ends soon after.
+    columns = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     rows = cast("list[dict[str, Any]]", columns.drop_columns("turns").to_pylist())
     turns = columns.column("turns").combine_chunks()
     all_turns = _decode_turns(turns.flatten())

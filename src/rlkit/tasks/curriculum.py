@@ -6,7 +6,7 @@ drawn again, whatever its solve rate; `next` always returns a task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar, cast
 
@@ -42,7 +42,12 @@ class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
     _count: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self._index = _index_by_id(self.envs)
+        self._index = dict[str, int]()
+        for index, env in enumerate(self.envs):
+            if (name := read_task_id(env)) is None:
+                raise UsageError(f"task {index} has no task_id, which a curriculum needs to recognise its groups")
+            if (other := self._index.setdefault(name, index)) != index:
+                raise UsageError(f"tasks {other} and {index} have the same task_id, {name!r}: make them distinct")
         self.rates: NDArray[np.float64] = np.zeros(len(self.envs))
         """[N] from 0 to 1; 0 for tasks without a group."""
         self.groups: NDArray[np.int64] = np.zeros(len(self.envs), np.int64)
@@ -50,8 +55,7 @@ class RatedSource[Settings: (FilterCurriculum, TargetCurriculum)](TaskSource):
 
     def observe(self, group: Group) -> None:
         """Update the rate of a finished group's task; raise UsageError if the task is unknown."""
-        index = self._index.get(group.task)
-        if index is None:
+        if (index := self._index.get(group.task)) is None:
             raise UsageError(f"{group.task!r} is not a task of the curriculum: a task_id must not change")
         rewards = group.rewards[group.valid_mask]
         if not len(rewards):
@@ -149,9 +153,7 @@ class TargetSource(RatedSource[TargetCurriculum]):
             divergence += (1 - target) * (np.log1p(-target) - np.log1p(-rates))
             weights = np.where(self.groups > 0, np.exp(-self.settings.sharpness * divergence), 1.0)
         total, uniform = weights.sum(), 1 / len(self.envs)
-        if total == 0:
-            return np.full(len(self.envs), uniform)
-        return (1 - explore) * (weights / total) + explore * uniform
+        return (1 - explore) * (weights / total) + explore * uniform if total else np.full(len(self.envs), uniform)
 
     def observe(self, group: Group) -> None:  # noqa: D102  inherited
         super().observe(group)
@@ -164,15 +166,3 @@ class TargetSource(RatedSource[TargetCurriculum]):
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the effective number of tasks, 1 / Σ p² of N."""
         return super().metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
-
-
-def _index_by_id(envs: Iterable[Env]) -> dict[str, int]:
-    """Return the index of each task by its `task_id`; raise UsageError if one is missing or repeated."""
-    indices = dict[str, int]()
-    for index, env in enumerate(envs):
-        name = read_task_id(env)
-        if name is None:
-            raise UsageError(f"task {index} has no task_id, which a curriculum needs to recognise its groups")
-        if (other := indices.setdefault(name, index)) != index:
-            raise UsageError(f"tasks {other} and {index} have the same task_id, {name!r}: make them distinct")
-    return indices

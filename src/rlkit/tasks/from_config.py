@@ -12,7 +12,7 @@ from functools import partial
 from rlkit._util.seeds import derive_seed
 from rlkit.config.loading.objects import list_envs, load_envs
 from rlkit.config.schema import Config
-from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum
+from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum
 from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import ConfigError, UsageError
 from rlkit.tasks.curriculum import FilterSource, TargetSource
@@ -63,9 +63,8 @@ def is_single_turn(tasks: Tasks) -> bool:
     """Return whether every task has a single turn; False for a task source, whose tasks are unknown."""
     if isinstance(tasks, TaskSource):
         return False
-    return all(
-        isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in list_envs(tasks)
-    )
+    envs = list_envs(tasks)
+    return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in envs)
 
 
 def task_contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
@@ -84,10 +83,8 @@ def remove_evaluated[E: Env](envs: Sequence[E], evaluated: Mapping[str, str], *,
     trained = [env for env, content in zip(envs, contents, strict=True) if content not in evaluated]
     if envs and not trained:
         names = sorted({f"eval.envs.{evaluated[content]}" for content in contents if content is not None})
-        raise UsageError(
-            f"{field}: all of its {len(envs)} tasks are evaluated too, as {', '.join(names)}; choose another split or "
-            "dataset"
-        )
+        problem = f"all of its {len(envs)} tasks are evaluated too, as {', '.join(names)}"
+        raise UsageError(f"{field}: {problem}; choose another split or dataset")
     return trained
 
 
@@ -103,10 +100,8 @@ def count_draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | 
     draws = dict[str, int]()
     for name in tasks.keys() - {"warm_start"}:
         if _is_uncountable(tasks[name]):
-            raise UsageError(
-                f"epochs: the number of tasks of envs.{name} is unknown, because a {type(tasks[name]).__name__} is a "
-                "task source; set `steps` instead"
-            )
+            reason = f"a {type(tasks[name]).__name__} is a task source; set `steps` instead"
+            raise UsageError(f"epochs: the number of tasks of envs.{name} is unknown, because {reason}")
         draws[name] = config.epochs * len(list_envs(tasks[name]))
     return draws
 
@@ -138,16 +133,11 @@ def resolve_steps(config: Config, tasks: Mapping[str, Tasks], *, note: Callable[
 
 def make_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
     """Return the mixture of the task sources of a run; errors as in `task_source`."""
-    sources = {
-        name: task_source(
-            tasks[name],
-            spec.curriculum,
-            field=f"envs.{name}.curriculum",
-            seed=derive_seed(config.seed, "tasks", name),
-            epochs=None if name == "warm_start" else config.epochs,
-        )
-        for name, spec in config.envs.items()
-    }
+    sources = dict[str, TaskSource]()
+    for name, spec in config.envs.items():
+        field, seed = f"envs.{name}.curriculum", derive_seed(config.seed, "tasks", name)
+        epochs = None if name == "warm_start" else config.epochs
+        sources[name] = task_source(tasks[name], spec.curriculum, field=field, seed=seed, epochs=epochs)
     weights = {name: spec.weight for name, spec in config.envs.items()} if config.epochs is None else None
     first = "warm_start", config.warm_start_steps * config.batch.groups
     return Mixture(sources, weights=weights, seed=config.seed, first=first)
@@ -170,19 +160,15 @@ def task_source(
     if curriculum is None:
         return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_envs(tasks), seed=seed)
     if _is_uncountable(tasks):
-        raise UsageError(
-            f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
-            "chooses them itself; remove the curriculum, or pass a collection of tasks"
-        )
+        problem = f"a {type(tasks).__name__} is a task source, which has no list of tasks and chooses them itself"
+        raise UsageError(f"{field}: has no effect: {problem}; remove the curriculum, or pass a collection of tasks")
     envs = list_envs(tasks)
     if len(envs) < 2:
         raise UsageError(f"{field}: has no effect: it needs at least two tasks to choose from, not {len(envs)}")
     try:
-        match curriculum:
-            case FilterCurriculum():
-                return FilterSource(envs, curriculum, seed=seed)
-            case TargetCurriculum():
-                return TargetSource(envs, curriculum, seed=seed)
+        if isinstance(curriculum, FilterCurriculum):
+            return FilterSource(envs, curriculum, seed=seed)
+        return TargetSource(envs, curriculum, seed=seed)
     except UsageError as error:
         raise UsageError(f"{field}: {error}") from None
 

@@ -23,7 +23,7 @@ if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
 def read_columns(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Return columns of a file, by default all; raise `UsageError` if it is missing or damaged."""
     try:
-        return pq.ParquetFile(path).read(columns)
+        return pq.ParquetFile(path, pre_buffer=False).read(columns, use_threads=False)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:

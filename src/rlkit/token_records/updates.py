@@ -144,7 +144,8 @@ def read_update(path: Path) -> dict[int, RecordedUpdate]:
     if not path.exists():
         return {}
     try:
-        table = pq.ParquetFile(path, page_checksum_verification=True).read()
+        file = pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False)
+        table = file.read(use_threads=False)
         rows = cast("list[dict[str, Any]]", table.drop_columns("sequences").to_pylist())
         lists = table.column("sequences").combine_chunks()
         sequences = _decode_sequences(lists.flatten())

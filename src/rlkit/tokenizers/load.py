@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 _FIXES = (
-    "Four ways: set chat.tokenizer to a folder with its tokenizer.json; choose a model whose tokenizer is part of "
-    "tml-renderers (Qwen3, Qwen3.5, gpt-oss, DeepSeek-V3.1, GLM-5.3, Nemotron 3); for Llama 3, "
+    "Four ways: for the model of a run, set chat.tokenizer to a folder with its tokenizer.json; choose a model whose "
+    "tokenizer is part of tml-renderers (Qwen3, Qwen3.5, gpt-oss, DeepSeek-V3.1, GLM-5.3, Nemotron 3); for Llama 3, "
     "`pip install llama-models`; or connect to the hub once (HF_ENDPOINT sets a mirror, HF_TOKEN gives access)"
 )
 

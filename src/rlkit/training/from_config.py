@@ -20,31 +20,16 @@ from rlkit.training.schedule import SupplyLimits
 from rlkit.training.step import StepRecipe
 
 
-def make_supply_limits(config: Config, *, is_repeatable: bool) -> SupplyLimits:
-    """Return the limits on the groups of a run; `is_repeatable`: equal requests to the service get equal answers."""
-    return SupplyLimits(
-        groups=config.batch.groups,
-        steps=config.step_count,
-        max_staleness=config.schedule.steps_ahead,
-        in_order=config.schedule.is_in_draw_order(is_repeatable=is_repeatable),
-        max_replaced_groups=config.batch.replaced_groups_limit,
-    )
-
-
 def make_step_recipe(
     config: Config, loss: Loss, rate: LearningRate, preparation: Preparation, *, is_repeatable: bool
 ) -> StepRecipe:
-    """Return the settings for the requests of a step; `is_repeatable` as in `make_supply_limits`."""
-    return StepRecipe(
-        preparation,
-        loss,
-        config.optimizer,
-        rate,
-        config.batch.groups,
-        config.batch.substeps,
-        streaming=config.schedule.streaming(is_repeatable=is_repeatable),
-        supervised=frozenset(config.envs.keys() - config.reinforced_envs.keys()),
-    )
+    """Return the settings of the steps of a run; `is_repeatable`: equal requests to the service get equal answers."""
+    batch, schedule = config.batch, config.schedule
+    in_order = schedule.is_in_draw_order(is_repeatable=is_repeatable)
+    limits = SupplyLimits(batch.groups, config.step_count, schedule.steps_ahead, in_order, batch.replaced_groups_limit)
+    streaming = schedule.streaming(is_repeatable=is_repeatable)
+    supervised = frozenset(config.envs.keys() - config.reinforced_envs.keys())
+    return StepRecipe(preparation, loss, config.optimizer, rate, limits, batch.substeps, streaming, supervised)
 
 
 def make_preparation(
@@ -54,8 +39,9 @@ def make_preparation(
     batch, length = config.batch, config.length_penalty
     penalties = {
         name: LengthPenalty(length.coefficient, length.from_tokens, config.full_penalty_tokens(name))
-        for name in (config.envs if length.coefficient else ())
+        for name in (config.reinforced_envs if length.coefficient else ())
     }
+    clip = {} if batch.clip_advantages is None else dict.fromkeys(config.reinforced_envs, batch.clip_advantages)
     normalization = None
     if batch.normalize != "none":
         tokens = batch.normalize_tokens or config.sampling.max_tokens
@@ -66,7 +52,7 @@ def make_preparation(
         batch.max_tokens,
         batch.overlong,
         length_penalty=penalties,
-        clip=batch.clip_advantages,
+        clip=clip,
         references=references,
         normalization=normalization,
     )
@@ -75,18 +61,13 @@ def make_preparation(
 def make_learning_rate(config: Config) -> LearningRate:
     """Return the learning rate of each step; `ConfigError` if it is `auto` and no rate is known for the model."""
     optimizer, warm_start = config.optimizer, config.warm_start
-    peak = optimizer.learning_rate
-    rate = LearningRate(
-        peak=advised_learning_rate(config.model) if peak == "auto" else peak,
-        shape=optimizer.schedule,
-        warmup_steps=optimizer.warmup_steps,
-        final_fraction=optimizer.final_fraction,
-        steps=config.step_count - config.warm_start_steps,
-    )
+    peak = advised_learning_rate(config.model) if optimizer.learning_rate == "auto" else optimizer.learning_rate
+    steps = config.step_count - config.warm_start_steps
+    rate = LearningRate(peak, optimizer.schedule, optimizer.warmup_steps, optimizer.final_fraction, steps)
     if warm_start is None:
         return rate
     warmup_steps = min(optimizer.warmup_steps, warm_start.steps - 1)
-    peak = warm_start.learning_rate or rate.peak
+    peak = warm_start.learning_rate or peak
     return replace(rate, earlier=replace(rate, peak=peak, warmup_steps=warmup_steps, steps=warm_start.steps))
 
 

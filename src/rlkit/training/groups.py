@@ -25,7 +25,7 @@ from rlkit.store import RunStore
 from rlkit.store.history import GroupRecord, History
 from rlkit.tasks.sources import Mixture
 from rlkit.trackers import Broadcast
-from rlkit.training.schedule import GroupSupply, SupplyLimits
+from rlkit.training.schedule import GroupSupply
 from rlkit.training.step import StepRecipe
 from rlkit.types import Episode, Group
 
@@ -48,7 +48,6 @@ class Groups:
     sources: Mixture
     player: Player
     recipe: StepRecipe
-    limits: SupplyLimits
     _: KW_ONLY
     store: RunStore
     trackers: Broadcast
@@ -68,7 +67,7 @@ class Groups:
             for episode in progress.episodes.values():
                 self._reserve_usage(draw, episode)
         self.supply = GroupSupply(
-            self.limits,
+            self.recipe.limits,
             draw=self._draw,
             play=self._play,
             trained_step=history.step,
@@ -82,7 +81,7 @@ class Groups:
     async def steps(self, *, after: int) -> AsyncGenerator[PendingStep]:
         """Yield the steps after a number, for `fill` to add their groups, until the tasks or the budget run out."""
         try:
-            for number in range(after + 1, self.limits.steps + 1):
+            for number in range(after + 1, self.recipe.limits.steps + 1):
                 step = PendingStep(number)
                 yield step
                 if step.is_trainable:
@@ -148,19 +147,13 @@ class Groups:
         return self.sampler
 
     @property
-    def rank_after_next_step(self) -> int:
-        """Rank in the queue for slots between the groups of the next step and of the step after it."""
-        return self.sources.draws + self.limits.groups
-
-    @property
     def pending_usage(self) -> Usage:
         """Usage of training on all episodes that are in no step yet."""
         ready = Usage(trained_tokens=self.supply.untrained_tokens * self.recipe.loss.passes)
         return sum((*self._unprepared_usage.values(), *self._unscored_usage.values()), ready)
 
     def _draw(self) -> Task | None:
-        task = self.sources.draw()
-        if task is not None:
+        if (task := self.sources.draw()) is not None:
             self.store.record_draw(task)
         return task
 
@@ -191,6 +184,5 @@ class Groups:
             return
         lengths = sequence_lengths(episode)
         scored = lengths * max(map(len, self.recipe.preparation.references.values()), default=0)
-        trained = (sum(lengths) - len(lengths)) * self.recipe.loss.passes
-        self._unprepared_usage[draw] += Usage(trained_tokens=trained)
+        self._unprepared_usage[draw] += Usage(trained_tokens=(sum(lengths) - len(lengths)) * self.recipe.loss.passes)
         self._unscored_usage[draw, episode.member] = Usage(prefill_tokens=sum(scored), sampled_tokens=len(scored))

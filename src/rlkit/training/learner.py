@@ -172,9 +172,8 @@ class PolicyLearner:
         self, step: int, groups: Sequence[StepGroup], update: StepUpdate, *, current: PatientSampler | None
     ) -> TrainedStep:
         """Wait for the weights of a step."""
-        supervised = self.recipe.supervised
         # For a million tokens, this call would block the event loop.
-        metrics = await in_thread(lambda: step_metrics(groups, version=step - 1, supervised=supervised))
+        metrics = await in_thread(lambda: step_metrics(groups, version=step - 1, supervised=self.recipe.supervised))
         result = await update.wait(self.watch)
         prepared, estimators = [group.prepared for group in groups], self.recipe.preparation.estimators
         recorded = record_update(self.run.store.directory, step, prepared, result and result[1], estimators=estimators)

@@ -36,10 +36,9 @@ class ModelSelection:
     @property
     def end_reason(self) -> str | None:
         """Reason to end the run, as a phrase for people; None to continue."""
-        criterion, best = self.criterion, self.best
-        if best is None:
+        if (best := self.best) is None:
             return None
-        step, value = best
+        criterion, (step, value) = self.criterion, best
         if criterion.goal is not None and self._score(value) >= self._score(criterion.goal):
             return f"{criterion.metric} has reached {value:g} at step {step}"
         if criterion.patience is not None and (count := self._values_since_gain()) >= criterion.patience:
@@ -72,8 +71,7 @@ class ModelSelection:
         """Return the number of values after the last gain."""
         count, best = 0, -math.inf
         for _, value in sorted(self._values.items()):
-            score = self._score(value)
-            if score > best + self.criterion.min_gain:
+            if (score := self._score(value)) > best + self.criterion.min_gain:
                 count, best = 0, score
             else:
                 count += 1

@@ -91,19 +91,17 @@ class Reporter:
                 if metrics and step not in self.store.measured_steps:
                     self.store.add_metrics(step, metrics)
                     self.trackers.on_step(step, metrics)
-                    self._select(step, metrics)
-                    self._warn(step, metrics)
+                    self._assess(step, metrics)
             except Exception as error:  # raised by `raise_failure`
                 self._failure = error
 
-    def _select(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _assess(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Select checkpoints by a reported step, and note what it shows about the run."""
         self.checkpoints.selection.add(step, metrics)
         self.checkpoints.delete_superfluous(last_step=step)
         if self.end_reason is None and (reason := self.checkpoints.selection.end_reason) is not None:
             self.end_reason = reason
             self.trackers.on_note(f"{reason}; ending the run")
-
-    def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
         if (problem := self._divergence.add(metrics)) is not None:
             self.trackers.on_note(f"step {step}: {problem}")
         for finding in self._findings.add(step, metrics):
@@ -114,6 +112,4 @@ def _result(evaluation: PendingEvaluation) -> Mapping[str, float]:
     """Return the metrics of an evaluation; none if the budget ended before it was complete."""
     if evaluation.cancelled():
         raise RunFailed("an evaluation was cancelled")
-    if isinstance(evaluation.exception(), SlotsClosed):
-        return {}
-    return evaluation.result()
+    return {} if isinstance(evaluation.exception(), SlotsClosed) else evaluation.result()

@@ -65,10 +65,9 @@ class _TaskReplay:
             if history.damaged:
                 raise self._damage_error()
             name = "nothing" if task is None else f"{task.id} of {task.name}"
-            raise UsageError(
-                f"{history.directory}: draw {record.draw} was {record.task} of {record.env} and is {name} now; "
-                "resume the run with the tasks that it was started with"
-            )
+            problem = f"draw {record.draw} was {record.task} of {record.env} and is {name} now"
+            fix = "resume the run with the tasks that it was started with"
+            raise UsageError(f"{history.directory}: {problem}; {fix}")
         if record.draw in history.outstanding:
             history.waiting.append(task)
 
@@ -107,16 +106,10 @@ def interrupted_groups(history: History, config: Config, *, retry_failed: bool) 
         recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
         last = {episode.member: episode for episode in recorded}
         failed = sum(episode.status == "failed" for episode in recorded if episode is not last[episode.member])
-        groups[draw] = GroupProgress(
-            episodes={
-                member: episode
-                for member, episode in last.items()
-                if all(turn.version >= oldest or turn.frozen for turn in episode.turns)
-                and not (retry_failed and episode.status == "failed")
-            },
-            attempts={member: episode.attempt + 1 for member, episode in last.items()},
-            failed=0 if retry_failed else failed,
-        )
+        fresh = [e for e in last.values() if all(turn.version >= oldest or turn.frozen for turn in e.turns)]
+        episodes = {e.member: e for e in fresh if not (retry_failed and e.status == "failed")}
+        attempts = {member: episode.attempt + 1 for member, episode in last.items()}
+        groups[draw] = GroupProgress(episodes, attempts, 0 if retry_failed else failed)
     return groups
 
 

@@ -50,7 +50,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.first_step = self.step
-        self.steps = self.groups.limits.steps
+        self.steps = self.groups.recipe.limits.steps
         self.store, self.trackers, self.note = self.groups.store, self.groups.trackers, self.groups.trackers.on_note
         self.reporter = Reporter(self.store, self.trackers, self.checkpoints)
         self.slots = self.groups.player.slots  # limit on running rollouts; closes once the budget is used up
@@ -82,7 +82,8 @@ class Run:
     def begin_report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
         """Report a step, after the evaluation of its weights if an evaluation is due."""
         evaluation = None
-        is_due, rank = self.evaluation.is_due(step, last=self.steps), self.groups.rank_after_next_step
+        is_due = self.evaluation.is_due(step, last=self.steps)
+        rank = self.groups.sources.draws + self.groups.recipe.limits.groups  # after the groups of the next step
         is_wanted = self.evaluation.tasks and step not in self.store.measured_steps and self.slots.close_reason is None
         if is_wanted and (is_due or self.groups.supply.are_all_drawn):
             evaluation = asyncio.create_task(self._evaluate(step, sampler, rank, only_if_last=not is_due))
@@ -143,9 +144,8 @@ class Run:
 
     async def _evaluate(self, step: int, sampler: Sampler, rank: int, *, only_if_last: bool) -> Mapping[str, float]:
         """Evaluate the weights of a step; with `only_if_last`, only if the running groups make no further step."""
-        if only_if_last and (
-            not await self.groups.is_last(step) or self.is_ending or self.slots.close_reason is not None
-        ):
+        is_last = not only_if_last or await self.groups.is_last(step)
+        if only_if_last and (not is_last or self.is_ending or self.slots.close_reason is not None):
             return {}
         results = await self.evaluation.play(sampler, rank=rank)
         await self.store.write_evaluation(step, results)

@@ -56,8 +56,7 @@ class GroupSupply:
         self._running: dict[int, asyncio.Task[PreparedGroup]] = {}
         self._ready: dict[int, PreparedGroup] = {}
         self._unplayed = set[int]()  # draws without a slot: no task is started after them
-        self._trained_groups = 0  # of the present step
-        self._replaced_groups = 0  # of the present step
+        self._trained_groups = self._replaced_groups = 0  # of the present step
         self._unusable_groups = 0  # in a row
         self._has_drawn_all = False
         self._arrival = asyncio.Event()
@@ -87,8 +86,7 @@ class GroupSupply:
         An error of `draw` or `play` is raised here, and RolloutsFailed after too many unusable groups in a row.
         """
         if self._trained_groups < self.limits.groups:
-            prepared = await self._wait_for_group()
-            if prepared is not None:
+            if (prepared := await self._wait_for_group()) is not None:
                 return self._take(prepared)
             self.is_cut = bool(self._unplayed)
         self._complete_step += 1
@@ -112,9 +110,8 @@ class GroupSupply:
         self._unusable_groups = 0 if prepared.is_usable else self._unusable_groups + 1
         if self._unusable_groups >= self._max_unusable:
             errors = (episode.error for episode in prepared.group.episodes if episode.error)
-            raise RolloutsFailed(
-                f"{self._unusable_groups} groups in a row had too many failed rollouts; the last: {next(errors)}"
-            )
+            count = f"{self._unusable_groups} groups in a row"
+            raise RolloutsFailed(f"{count} had too many failed rollouts; the last: {next(errors)}")
         return StepGroup(prepared, is_trained)
 
     async def _wait_for_group(self) -> PreparedGroup | None:

@@ -22,6 +22,7 @@ from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import ServiceWatch
 from rlkit.training.checkpoints import PendingCheckpoint
+from rlkit.training.schedule import SupplyLimits
 from rlkit.types import Datum
 
 _CROSS_ENTROPY = CrossEntropy()
@@ -37,7 +38,7 @@ class StepRecipe:
     loss: Loss
     optimizer: OptimizerConfig
     rate: LearningRate
-    groups: int  # groups of a full step
+    limits: SupplyLimits  # groups of a full step, and those that are started before it
     substeps: int = 1  # number of optimiser steps, each on an equal share of the groups
     streaming: Streaming | None = None  # requests for gradients before the step is complete; None for none
     supervised: frozenset[str] = frozenset()  # environments of conversations, with the loss `cross_entropy`
@@ -126,10 +127,7 @@ class StepUpdate:
         reports = [step.result() for step in self._optimizer_steps]
         logprobs = [row for gradient in gradients for row in gradient.logprobs]
         weights = [len(gradient.logprobs) for gradient in gradients]
-        metrics = {
-            **_merge([gradient.metrics for gradient in gradients], weights),
-            **_merge(reports, [1] * len(reports)),
-        }
+        metrics = _merge([gradient.metrics for gradient in gradients], weights) | _merge(reports, [1] * len(reports))
         rate = self._recipe.rate.at(self.version)
         groups, supervised = tuple(self._groups), self._recipe.supervised
         return self._sampler.result(), UpdateResult(groups, logprobs, metrics, self._recipe.loss, rate, supervised)
@@ -153,16 +151,11 @@ class StepUpdate:
             self._request_gradient()
             self._loss = loss
         self._unrequested += prepared.data
-        share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
+        share = self._recipe.limits.groups * (self._substeps + 1) / self._recipe.substeps
         ends_substep = self._included_groups >= share and self._substeps < self._recipe.substeps - 1
-        match self._recipe.streaming:
-            case "each_group":
-                is_ready = True
-            case "ready_groups":
-                is_ready = not self._gradient_tokens or self._gradient_tokens[-1][0].done()
-            case None:
-                is_ready = False
-        if ends_substep or is_ready:
+        is_idle = not self._gradient_tokens or self._gradient_tokens[-1][0].done()
+        streaming = self._recipe.streaming
+        if ends_substep or streaming == "each_group" or (streaming == "ready_groups" and is_idle):
             self._request_gradient()
         if ends_substep:
             self._request_optimizer_step()

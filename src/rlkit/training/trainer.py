@@ -54,13 +54,7 @@ from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import CheckpointSaver
 from rlkit.training.conversations import check_conversations
-from rlkit.training.from_config import (
-    make_learning_rate,
-    make_model_selection,
-    make_preparation,
-    make_step_recipe,
-    make_supply_limits,
-)
+from rlkit.training.from_config import make_learning_rate, make_model_selection, make_preparation, make_step_recipe
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
 from rlkit.training.resume import interrupted_groups, load_weights, redraw_tasks
@@ -196,24 +190,16 @@ class RLTrainer(Trainer):
         config, note, is_engine = self._config, self._trackers.on_note, choice.kind == "engine"
         chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=self._trackers.on_status))
         history = await self._open_journal(store, chat)
+        activity = self._activity
         watch = ServiceWatch(
-            note,
-            config.service.timeout_s,
-            seed=config.seed,
-            is_computing=lambda: is_engine and bool(self._activity.counts),
+            note, config.service.timeout_s, seed=config.seed, is_computing=lambda: is_engine and bool(activity.counts)
         )
         connection = self._service or connect(config.service, choice=choice, note=note, warn=watch.remember_warning)
         opening = open_runner(config, LocalRunner(chat), self._tasks, self._eval_tasks)
         async with watch.watch_silence(), opening as runner, connection as service:
-            budget = Budget(
-                config,
-                store.directory,
-                price=price,
-                used=lambda: service.usage,
-                clock=asyncio.get_running_loop().time,
-                note=note,
-            )
-            references = await load_references(config, service, watch, chat, price=price, note=note)
+            clock = asyncio.get_running_loop().time
+            budget = Budget(config, store.directory, price=price, used=lambda: service.usage, clock=clock, note=note)
+            references = await load_references(config, service, watch, chat, price=price)
             self._trackers.on_status(f"starting a training session for {config.model}")
             run, learner, groups = await self._build(
                 store, service, references, chat, watch=watch, budget=budget, history=history, runner=runner
@@ -285,7 +271,6 @@ class RLTrainer(Trainer):
             self._sources,
             Player(runner, settings, seed=config.seed, slots=slots, opponents=opponents),
             recipe,
-            make_supply_limits(config, is_repeatable=service.is_repeatable),
             store=store,
             trackers=trackers,
             budget=budget,

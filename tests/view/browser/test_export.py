@@ -48,6 +48,7 @@ def read_facts(visit: Visit) -> str:
     return re.sub(r"just now|\d+ (min|h) ago", "", " ".join(text.split()))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("place", PLACES)
 def test_an_export_from_the_disk_shows_the_same(
     visit: Visit, visit_link: Callable[..., Visit], exported: Path, place: str

@@ -166,12 +166,15 @@ def test_a_difference_of_replies_stays_chosen(run: PartialRun, visit_link: Calla
     with visit_run(run, visit_link, f"#/run/shop/step/{STEP}/group/{find_mixed(run)}") as visit:
         visit.page.get_by_role("button", name="Best against worst").click()
         visit.wait_for_hash("diff=")
+        visit.wait_until(lambda: all(visit.texts(".column .text")))
         before, texts = visit.hash, visit.texts(".column .text")
+        column = visit.page.locator(".column").first.element_handle()
         first, second = (visit.page.get_by_label(label, exact=True) for label in ("Differences between", "and"))
         second.focus()
         run.finish_step()
         visit.wait_until(lambda: "Estimator" in visit.facts())
         assert (visit.hash, visit.texts(".column .text")) == (before, texts)
+        assert column.evaluate("(column) => column.isConnected"), "a new column would lose the text that is selected"
         assert second.evaluate("(select) => document.activeElement === select")
         assert before.endswith(f"diff={first.input_value()}%2C{second.input_value()}")
 

@@ -103,6 +103,7 @@ def check_isolation(visit: Visit, outside: Outside) -> None:
     assert outside.requests == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("kind", ["served", "exported"])
 def test_a_script_of_an_environment_cannot_leave_its_frame(

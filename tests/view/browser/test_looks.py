@@ -82,6 +82,7 @@ def axe() -> str:
     return (Path(spec.origin).parent / "axe.min.js").read_text()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_has_a_serious_fault_for_screen_readers(
@@ -103,6 +104,7 @@ def test_no_page_has_a_serious_fault_for_screen_readers(
     visit.check()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("width", [800, 1280])
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_is_wider_than_the_window(

@@ -44,14 +44,10 @@ def bind(
     Raises:
         ConfigError: an argument is unknown, missing or of the wrong type.
     """
-    parameters = _parameters(function)
-    if parameters is None:
+    if (parameters := _parameters(function)) is None:
         return dict(values)
-    keywords = {
-        name: parameter
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    keywords = [name for name, parameter in parameters.items() if parameter.kind in kinds]
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [name for name in values if name not in keywords]
     if unknown and not open_ended:
@@ -69,12 +65,10 @@ def bind(
         if is_required and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
             near = did_you_mean(name, defaults)
             raise ConfigError(f"{field}.{name}: is required{near and '.'}{near}")
-    return {
-        name: _convert(value, hints[name], field=f"{field}.{name}", load=load)
-        if name in values and name in keywords and name in hints
-        else value
-        for name, value in arguments.items()
-    }
+    for name, value in values.items():
+        if name in keywords and name in hints:
+            arguments[name] = _convert(value, hints[name], field=f"{field}.{name}", load=load)
+    return arguments
 
 
 def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:

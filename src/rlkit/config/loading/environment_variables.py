@@ -42,8 +42,7 @@ def read_dotenv(path: Path = DOTENV) -> dict[str, str]:
     for binding in parse_stream(io.StringIO(text)):
         name, value, original = binding.key, binding.value, binding.original
         if binding.error or (name is not None and (value is None or not name.isidentifier())):
-            blank = len(original.string) - len(original.string.lstrip("\n"))  # blank lines before the binding
-            line = original.line + blank
+            line = original.line + len(original.string) - len(original.string.lstrip("\n"))  # after blank lines
             raise ConfigError(f"{path}:{line}: not of the form KEY=VALUE; quote a value that contains quotes")
         if name is not None and value is not None:
             values[name] = value
@@ -81,18 +80,16 @@ def _resolve(reference: re.Match[str], environ: Mapping[str, str], where: str) -
     if reference["escaped"]:
         return reference["escaped"]
     if name is None:
-        raise ConfigError(
-            f"{where}: '${{' must begin ${{NAME}} or ${{NAME:-default}}; write '$${{' for a literal '${{'"
-        )
+        fix = "write '$${' for a literal '${'"
+        raise ConfigError(f"{where}: '${{' must begin ${{NAME}} or ${{NAME:-default}}; {fix}")
     if default is not None and "${" in default:
         raise ConfigError(f"{where}: the default of ${{{name}}} cannot contain another reference")
     if default is not None:
         return environ.get(name) or default
     if name not in environ:
-        raise ConfigError(
-            f"{where}: the environment variable {name} is not set.{did_you_mean(name, environ)} "
-            f"Set it in the environment or in .env, or write ${{{name}:-default}}"
-        )
+        fix = f"Set it in the environment or in .env, or write ${{{name}:-default}}"
+        problem = f"the environment variable {name} is not set.{did_you_mean(name, environ)}"
+        raise ConfigError(f"{where}: {problem} {fix}")
     return environ[name]
 
 

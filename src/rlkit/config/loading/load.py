@@ -18,18 +18,7 @@ from pydantic import ValidationError
 from rlkit._util.paths import expand_user
 from rlkit.config.loading.environment_variables import interpolate, read_dotenv
 from rlkit.config.loading.messages import TYPE_ERRORS, explain
-from rlkit.config.loading.nodes import (
-    KeyPath,
-    Node,
-    Origin,
-    dotted,
-    find,
-    from_python,
-    is_mapping,
-    merge,
-    plain,
-    rewrite,
-)
+from rlkit.config.loading.nodes import KeyPath, Node, Origin, dotted, find, from_python, merge, plain, rewrite
 from rlkit.config.loading.objects import FILE_OBJECT, missing_file
 from rlkit.config.loading.outline import locate, without_nulls
 from rlkit.config.loading.overrides import apply
@@ -111,7 +100,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 def _add_envs(root: Node, names: Iterable[str]) -> Node:
     """Add an environment with default settings for each missing name."""
     envs = find(root, ("envs",))
-    present = envs.value if envs is not None and is_mapping(envs.value) else {}
+    present = envs.value if envs is not None and isinstance(envs.value, dict) else {}
     missing = {name: dict[str, object]() for name in names if name not in present}
     return merge(root, from_python({"envs": missing})) if missing else root
 
@@ -120,7 +109,8 @@ def _expand_short_form(keys: KeyPath, node: Node) -> Node:
     """Expand a bare `advantage: name`, and a bare `workers: 2`, to a section, and `files: name` to a list."""
     match keys:
         case ("rollouts", "workers") | ("envs", _, "workers") if node.value is not None:
-            count = Node(0, node.origin) if is_mapping(node.value) else node  # without fields, the run's own process
+            # without fields, the run's own process
+            count = Node(0, node.origin) if isinstance(node.value, dict) else node
             return Node({"count": count}, node.origin)
         case ("advantage" | "loss",) | ("envs", _, "advantage") if isinstance(node.value, str):
             # Only the text may come from an environment variable, not the rest of the section.
@@ -142,8 +132,7 @@ def _check(root: Node) -> tuple[Config, Node]:
         # Strict JSON mode accepts lists and mappings for all collection types, unlike strict Python mode.
         return Config.model_validate_json(json.dumps(plain(root)), strict=True), root
     except ValidationError as error:
-        reparsed = _retype(error, root)
-        if reparsed is None:
+        if (reparsed := _retype(error, root)) is None:
             raise ConfigError(explain(error, root)) from None
     return _check(reparsed)
 

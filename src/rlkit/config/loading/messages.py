@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rlkit.config.loading.foreign_names import ANSWERS, FOREIGN_NAMES, UNITS, VALUE_ANSWERS
-from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, is_list, is_mapping, leaves, walk
+from rlkit.config.loading.nodes import KeyPath, Node, dotted, find, leaves, walk
 from rlkit.config.loading.outline import Field, Shape, field_paths, locate
 from rlkit.config.loading.secrets import redact
 from rlkit.errors import did_you_mean
@@ -169,9 +169,8 @@ def describe_type_error(error: ValidationError, value: object) -> str:
     expected = one_of(list(dict.fromkeys(_expected(mistake) for mistake in details)))
     if all(mistake["type"] in _BOUNDS for mistake in details):
         return f"expected {expected}"
-    words = [
-        word for mistake in details for word in re.findall(r"'([^']*)'", mistake.get("ctx", {}).get("expected", ""))
-    ]
+    choices = [mistake.get("ctx", {}).get("expected", "") for mistake in details]
+    words = [word for choice in choices for word in re.findall(r"'([^']*)'", choice)]
     if isinstance(value, str) and (near := did_you_mean(value, words)):
         return f"expected {expected}.{near}"
     return f"expected {expected}, found {_KINDS.get(type(value), 'a mapping')}"
@@ -186,13 +185,11 @@ def describe(node: Node) -> str:
     """Render a value for a message."""
     if node.template is not None:
         return f"the value of {_short(node.template)}"
-    if is_mapping(node.value):
+    if isinstance(node.value, dict):
         return "a mapping"
-    if is_list(node.value):
+    if isinstance(node.value, list):
         return "a list"
-    if isinstance(node.value, str):
-        return _short(node.value)
-    return json.dumps(node.value)
+    return _short(node.value) if isinstance(node.value, str) else json.dumps(node.value)
 
 
 def _short(text: str) -> str:
@@ -203,7 +200,6 @@ def _short(text: str) -> str:
 def _place(root: Node, keys: KeyPath) -> str:
     """Return `file:line: ` for the longest prefix of the key path that a file or override contains."""
     for length in range(len(keys), 0, -1):
-        node = find(root, keys[:length])
-        if node is not None:
+        if (node := find(root, keys[:length])) is not None:
             return f"{node.origin}: "
     return f"{root.origin.source}: " if root.origin.source else ""

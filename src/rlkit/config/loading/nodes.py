@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import cast
 
 from pydantic import BaseModel
 
@@ -46,16 +46,6 @@ class Node:
     is_null_override: bool = False  # True for a null that overrides an earlier value
 
 
-def is_mapping(value: object) -> TypeGuard[dict[str, Node]]:
-    """Return whether a node's value is a mapping."""
-    return isinstance(value, dict)
-
-
-def is_list(value: object) -> TypeGuard[list[Node]]:
-    """Return whether a node's value is a list."""
-    return isinstance(value, list)
-
-
 def from_python(value: object, *, place: str = "") -> Node:
     """Convert plain Python values and pydantic models to nodes, below `place.`; omit unset fields of a model."""
     origin = Origin("python")
@@ -70,9 +60,8 @@ def from_python(value: object, *, place: str = "") -> Node:
         return Node(str(value), origin)
     if value is None or isinstance(value, bool | int | float | str):
         return Node(value, origin)
-    raise ConfigError(
-        f"{place[:-1]}: {type(value).__name__} is no setting: use null, booleans, numbers, strings, lists or mappings"
-    )
+    fix = "use null, booleans, numbers, strings, lists or mappings"
+    raise ConfigError(f"{place[:-1]}: {type(value).__name__} is no setting: {fix}")
 
 
 def merge(base: Node, over: Node) -> Node:
@@ -80,7 +69,7 @@ def merge(base: Node, over: Node) -> Node:
 
     An empty mapping or a null under a key also replaces the earlier value.
     """
-    if not (is_mapping(base.value) and is_mapping(over.value)):
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
@@ -95,20 +84,18 @@ def merge(base: Node, over: Node) -> Node:
 
 def plain(node: Node) -> Json:
     """Return the value without origins."""
-    if is_mapping(node.value):
+    if isinstance(node.value, dict):
         return {key: plain(child) for key, child in node.value.items()}
-    if is_list(node.value):
-        return [plain(child) for child in node.value]
-    return cast("Scalar", node.value)
+    return [plain(child) for child in node.value] if isinstance(node.value, list) else node.value
 
 
 def find(root: Node, keys: KeyPath) -> Node | None:
     """Return the node at a key path, or None."""
     node = root
     for key in keys:
-        if is_mapping(node.value) and key in node.value:
+        if isinstance(node.value, dict) and key in node.value:
             node = node.value[str(key)]
-        elif is_list(node.value) and isinstance(key, int) and key < len(node.value):
+        elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
             node = node.value[key]
         else:
             return None
@@ -118,24 +105,24 @@ def find(root: Node, keys: KeyPath) -> Node | None:
 def walk(root: Node, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Yield every node with its key path, from `root` on; a mapping or list comes before its content."""
     yield keys, root
-    entries = root.value.items() if is_mapping(root.value) else enumerate(root.value) if is_list(root.value) else ()
+    value = root.value
+    entries = value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ())
     for key, child in entries:
         yield from walk(child, (*keys, key))
 
 
 def leaves(root: Node, keys: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Yield every scalar and every empty list or mapping under `root` with its key path."""
-    return (
-        (path, node) for path, node in walk(root, keys) if not isinstance(node.value, list | dict) or not node.value
-    )
+    nodes = walk(root, keys)
+    return ((path, node) for path, node in nodes if not isinstance(node.value, list | dict) or not node.value)
 
 
 def rewrite(node: Node, change: Callable[[KeyPath, Node], Node], *, keys: KeyPath = ()) -> Node:
     """Return a copy of the tree with `change(key_path, node)` in place of every node that `leaves` yields."""
-    if is_mapping(node.value) and node.value:
+    if isinstance(node.value, dict) and node.value:
         entries = {key: rewrite(child, change, keys=(*keys, key)) for key, child in node.value.items()}
         return Node(entries, node.origin)
-    if is_list(node.value) and node.value:
+    if isinstance(node.value, list) and node.value:
         items = [rewrite(child, change, keys=(*keys, index)) for index, child in enumerate(node.value)]
         return Node(items, node.origin)
     return change(keys, node)
@@ -148,6 +135,4 @@ def dotted(keys: KeyPath) -> str:
 
 def _quote(key: str | int) -> str:
     text = str(key)
-    if PLAIN_KEY.fullmatch(text):
-        return text
-    return json.dumps(text, ensure_ascii=not text.isprintable())
+    return text if PLAIN_KEY.fullmatch(text) else json.dumps(text, ensure_ascii=not text.isprintable())

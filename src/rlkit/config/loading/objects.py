@@ -34,17 +34,8 @@ if TYPE_CHECKING:
     from rlkit.config.schema.envs import EnvConfig, EvalEnvConfig
     from rlkit.types import Json
 
-BUILT_IN = {
-    "arithmetic": "rlkit.envs.arithmetic:arithmetic",
-    "demonstrations": "rlkit.envs.demonstrations:demonstrations",
-    "discovery": "rlkit.envs.discovery:discovery",
-    "harbor": "rlkit.envs.harbor:harbor",
-    "math": "rlkit.envs.math:maths",
-    "openenv": "rlkit.envs.openenv:openenv",
-    "openreward": "rlkit.envs.openreward:openreward",
-    "rows": "rlkit.envs.rows:rows",
-    "verifiers": "rlkit.envs.verifiers:verifiers",
-}
+_MODULES = ("arithmetic", "demonstrations", "discovery", "harbor", "openenv", "openreward", "rows", "verifiers")
+BUILT_IN = {name: f"rlkit.envs.{name}:{name}" for name in _MODULES} | {"math": "rlkit.envs.math:maths"}
 """Built-in environments by name."""
 
 TASKS_MAX = 1_000_000
@@ -77,9 +68,8 @@ def load_object(path: str, *, field: str) -> object:
             value = getattr(value, name)
         except AttributeError:
             names = [key for key in vars(value) if not key.startswith("_")] if hasattr(value, "__dict__") else []
-            raise ConfigError(
-                f"{field}: {path.rpartition(':')[0]} has no {name!r}.{did_you_mean(name, names)}"
-            ) from None
+            near, owner = did_you_mean(name, names), path.rpartition(":")[0]
+            raise ConfigError(f"{field}: {owner} has no {name!r}.{near}") from None
     return value
 
 
@@ -121,10 +111,8 @@ def load_envs(
     else:
         or_own = f", or your own as {_FORMS}" if spec.env else f"; your own: set {field}.env to {_FORMS}"
         place = "" if field == "target" else f"{where}: "  # of an argument of the command line, there is no field
-        raise ConfigError(
-            f"{place}there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
-            f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
-        )
+        near, names = did_you_mean(target, BUILT_IN), ", ".join(sorted(BUILT_IN))
+        raise ConfigError(f"{place}there is no environment {target!r}.{near} Built in: {names}{or_own}")
     factory = load_object(path, field=where)
     if spec.args and not callable(factory):
         raise ConfigError(f"{field}.args: {target} is not a function or class, so it takes no arguments")
@@ -258,9 +246,8 @@ def _load_module(name: str, *, field: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
                 raise
-            raise ConfigError(
-                f"{field}: there is no module {name!r}: install its package, or write file.py:name for a file"
-            ) from None
+            fix = "install its package, or write file.py:name for a file"
+            raise ConfigError(f"{field}: there is no module {name!r}: {fix}") from None
 
 
 @contextmanager

@@ -6,14 +6,14 @@ Invariant: the outline is derived from the schema, including registered estimato
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
 from rlkit.algorithms.schedules import SCHEDULES
-from rlkit.config.loading.nodes import KeyPath, Node, is_mapping, leaves
+from rlkit.config.loading.nodes import KeyPath, Node, leaves
 from rlkit.config.schema import Config
 from rlkit.types import Json
 
@@ -114,7 +114,7 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     if all(leaf.value is not None for _, leaf in leaves(node)):  # most configurations, which need no schema then
         return node
     shape = shape or outline()
-    if not is_mapping(node.value):
+    if not isinstance(node.value, dict):
         return node
     entries = dict[str, Node]()
     for key, child in node.value.items():
@@ -158,15 +158,13 @@ def _shape(schema: Schema) -> Shape:
 def _union(schema: Schema, description: str) -> Shape:
     options = [_shape(option) for option in schema.get("oneOf") or schema["anyOf"]]
     if "oneOf" in schema:
-        choices = {name: option for option in options for name in _names(option)}
-        return Shape("section", description, choices=choices)
+        return Shape("section", description, choices={name: each for each in options for name in _names(each)})
     text = " or ".join(option.type for option in options)
     others = [option for option in options if option.type != "null"]
     # An option beside a section is its short form, such as a name.
     first = next((option for option in others if option.is_mapping), others[0])
     nullable = len(others) < len(options)
-    description = description or first.description
-    return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
+    return replace(first, type=text, description=description or first.description, nullable=nullable)
 
 
 def _names(section: Shape) -> list[str]:

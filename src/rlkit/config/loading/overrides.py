@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
-from rlkit.config.loading.nodes import KeyPath, Node, Origin, dotted, is_list, is_mapping, merge
+from rlkit.config.loading.nodes import KeyPath, Node, Origin, dotted, merge
 from rlkit.config.loading.outline import locate
 from rlkit.config.loading.secrets import redact
 from rlkit.config.loading.yaml_text import DEEPEST_NESTING, parse
@@ -53,9 +53,8 @@ def split(override: str) -> tuple[tuple[str, ...], str]:
             return tuple(keys), override[position:]
         if len(keys) > DEEPEST_NESTING:
             break
-    raise ConfigError(
-        f"command line: {_shorten(override)!r} is not of the form path=value, for instance sampling.max_tokens=64"
-    )
+    form = "path=value, for instance sampling.max_tokens=64"
+    raise ConfigError(f"{COMMAND_LINE}: {_shorten(override)!r} is not of the form {form}")
 
 
 def _parse_quoted_key(text: str) -> str:
@@ -79,34 +78,29 @@ def _set(node: Node, keys: tuple[str, ...], value: Node, *, parents: KeyPath) ->
         shape = locate((*parents, key))[1]
         is_item = _index(key) is not None and shape is not None and shape.items is not None
         content = list[Node]() if is_item else dict[str, Node]()
-    if is_list(content):
+    if isinstance(content, list):
         return Node(_set_item(content, key, rest, value, parents=parents), node.origin)
-    if not is_mapping(content):
+    if not isinstance(content, dict):
         field, section = _SHORT_FORMS.get(parents[-1]), dotted(parents)
         form = field and f": write {section}={{{field}: {redact(str(content))}, {dotted(keys)}: …}}"
-        raise ConfigError(
-            f"{COMMAND_LINE}: {dotted((*parents, *keys))}: {section} is a scalar (from {node.origin}), "
-            f"so it has no fields{form or ''}"
-        )
+        problem = f"{section} is a scalar (from {node.origin}), so it has no fields{form or ''}"
+        raise ConfigError(f"{COMMAND_LINE}: {dotted((*parents, *keys))}: {problem}")
     if not rest:
         shape = locate((*parents, key))[1] if value.value is None and key not in content else None
         if shape is not None and shape.entries is not None and shape.entries.is_mapping:  # such as `envs`
-            raise ConfigError(
-                f"{COMMAND_LINE}: {dotted((*parents, key))}: there is no such section to remove."
-                f"{did_you_mean(key, content)} Use {dotted((*parents, key))}={{}} to add it with default settings"
-            )
+            near, place = did_you_mean(key, content), dotted((*parents, key))
+            fix = f"Use {place}={{}} to add it with default settings"
+            raise ConfigError(f"{COMMAND_LINE}: {place}: there is no such section to remove.{near} {fix}")
         return merge(Node(content, node.origin), Node({key: value}, node.origin))
     child = content.get(key, Node(None, COMMAND_LINE))
     return Node({**content, key: _set(child, rest, value, parents=(*parents, key))}, node.origin)
 
 
 def _set_item(items: list[Node], key: str, rest: tuple[str, ...], value: Node, *, parents: KeyPath) -> list[Node]:
-    index = _index(key)
-    if index is None or index > len(items):
+    if (index := _index(key)) is None or index > len(items):
         indices = f"from 0 to {len(items)}; {len(items)} appends" if items else "0, because the list is empty"
-        raise ConfigError(
-            f"{COMMAND_LINE}: {dotted((*parents, key, *rest))}: {dotted(parents)} is a list: use an index {indices}"
-        )
+        problem = f"{dotted(parents)} is a list: use an index {indices}"
+        raise ConfigError(f"{COMMAND_LINE}: {dotted((*parents, key, *rest))}: {problem}")
     old = items[index] if index < len(items) else Node(None, COMMAND_LINE)
     return [*items[:index], _set(old, rest, value, parents=(*parents, index)), *items[index + 1 :]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, cast
@@ -52,8 +52,7 @@ class ResolvedConfig:
         """Wrap a configuration with the origins of the nodes of `root`."""
 
         def record(keys: KeyPath, node: Node) -> Node:
-            source = find(root, keys)
-            if source is not None and source.template is not None:
+            if (source := find(root, keys)) is not None and source.template is not None:
                 return Node(source.template, node.origin)
             text = escape(node.value) if isinstance(node.value, str) else ""
             return Node(REDACTED if is_secret(key_of(keys), text) else text, node.origin) if text else node
@@ -134,9 +133,7 @@ def _text(value: Json) -> str:
 
 def scalar_is_text(text: str) -> bool:
     """Return whether a plain scalar is a string in YAML 1.1 and 1.2."""
-    if text.lower() in ("y", "n", "yes", "no", "on", "off"):  # booleans in YAML 1.1
-        return False
-    try:
-        return isinstance(scalar(text), str)
-    except ValueError:
-        return False
+    is_boolean = text.lower() in ("y", "n", "yes", "no", "on", "off")  # in YAML 1.1
+    with suppress(ValueError):
+        return not is_boolean and isinstance(scalar(text), str)
+    return False

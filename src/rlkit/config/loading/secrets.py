@@ -86,10 +86,8 @@ def refuse_secrets(root: Node) -> None:
         if keys and is_secret("", str(keys[-1])):
             raise ConfigError(f"{node.origin}: a key under {dotted(keys[:-1]) or 'the top'} looks like a secret")
         if isinstance(node.value, str) and is_secret(key_of(keys), node.value):
-            raise ConfigError(
-                f"{node.origin}: {dotted(keys)} contains a secret: write ${{NAME}} instead and set NAME in the "
-                "environment or in .env"
-            )
+            fix = "write ${NAME} instead and set NAME in the environment or in .env"
+            raise ConfigError(f"{node.origin}: {dotted(keys)} contains a secret: {fix}")
 
 
 def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
@@ -128,10 +126,8 @@ def refuse_redacted(root: Node) -> None:
     """Raise ConfigError for a `[redacted]` value, which is not a usable credential."""
     for keys, node in leaves(root):
         if node.value == REDACTED:
-            raise ConfigError(
-                f"{node.origin}: {dotted(keys)} was a secret and is not recorded: set it to ${{NAME}}, with "
-                "NAME in the environment or in .env"
-            )
+            fix = "set it to ${NAME}, with NAME in the environment or in .env"
+            raise ConfigError(f"{node.origin}: {dotted(keys)} was a secret and is not recorded: {fix}")
 
 
 def key_of(keys: KeyPath) -> str:

@@ -16,7 +16,7 @@ import yaml
 from yaml.error import MarkedYAMLError
 from yaml.reader import ReaderError
 
-from rlkit.config.loading.nodes import Node, Origin, Scalar, is_mapping
+from rlkit.config.loading.nodes import Node, Origin, Scalar
 from rlkit.errors import ConfigError
 
 LARGEST_FILE_BYTES = 200_000
@@ -73,7 +73,7 @@ def read_file(path: Path) -> Node:
     root = parse(text, source=str(path), folder=path.absolute().parent)
     if root is None or (root.value is None and not text.strip().strip("-~")):  # no text, `---` or `~`
         raise ConfigError(f"{path}: is empty: write a mapping, {EXAMPLE}")
-    if not is_mapping(root.value):
+    if not isinstance(root.value, dict):
         raise ConfigError(f"{root.origin}: a configuration is a mapping of fields to values, {EXAMPLE}")
     return root
 

@@ -7,9 +7,9 @@ a field gives the reason for its default.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Annotated, Self, cast
+from typing import Annotated, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.sections import Positive, Section, validate_fields
@@ -20,13 +20,7 @@ from rlkit.algorithms.schedules import Sync
 from rlkit.config.schema.batch import BatchConfig, ScheduleConfig
 from rlkit.config.schema.envs import EnvConfig, EnvName, EvalConfig, RewardUse, refuse_turn_limit
 from rlkit.config.schema.metric_names import REWARD_METRICS, metric_problem
-from rlkit.config.schema.objective import (
-    AdvantageConfig,
-    LengthPenaltyConfig,
-    LoraConfig,
-    LossConfig,
-    OptimizerConfig,
-)
+from rlkit.config.schema.objective import AdvantageConfig, LengthPenaltyConfig, LoraConfig, LossConfig, OptimizerConfig
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import RolloutsConfig, SamplingConfig
 from rlkit.config.schema.supervised import DEMONSTRATIONS, SourceConfig, WarmStartConfig
@@ -116,12 +110,15 @@ class Config(Section):
     chat: ChatConfig = ChatConfig()
     track: TrackConfig = Field(default_factory=track_config)
 
-    @model_validator(mode="after")
-    def _add_sources(self) -> Self:
+    def _check_section(self) -> None:
+        self._add_sources()
+        self._check_consistency()
+        self._check_objective()
+
+    def _add_sources(self) -> None:
         """Add the environments of `source` and `warm_start`, and choose the loss of a run without rollouts."""
         for name, section in (("source", self.source), ("warm_start", self.warm_start)):
-            spec = self.envs.pop(name, None)
-            if spec is not None and spec.env != DEMONSTRATIONS:
+            if (spec := self.envs.pop(name, None)) is not None and spec.env != DEMONSTRATIONS:
                 use = f"for the conversations of `{name}`"
                 raise ValueError(f"envs.{name}: this name is reserved {use}; choose another")
             if section is not None:
@@ -145,31 +142,27 @@ class Config(Section):
             if "loss" in self.model_fields_set:
                 raise ValueError(f"loss: {self.loss.name} needs rollouts, and there are none; set it to cross_entropy")
             object.__setattr__(self, "loss", CrossEntropy())  # sections are frozen
-        return self
 
-    @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
+    def _check_consistency(self) -> None:
         path = self.load_checkpoint
         if path is not None and (not path.startswith("tinker://") or "/sampler_weights/" in path):
             raise ValueError(f"load_checkpoint: {path!r} is not a path of the form tinker://…/weights/…")
         for field, envs in (("envs", self.envs), ("eval.envs", self.eval.envs)):
             if "all" in envs:
-                raise ValueError(
-                    f"{field}.all: this name is reserved for the metrics of all environments together; choose another "
-                    "name, and set its `env`"
-                )
+                problem = "this name is reserved for the metrics of all environments together"
+                raise ValueError(f"{field}.all: {problem}; choose another name, and set its `env`")
+        for name, env in self.eval.envs.items():
+            if (env.env or name) == DEMONSTRATIONS:
+                raise ValueError(f"eval.envs.{name}: the model does not play given conversations; leave it out")
         for name, env in self.reinforced_envs.items():
             forcing, thinking_tokens = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
             if forcing is not None and forcing.context_window_tokens <= thinking_tokens:
-                raise ValueError(
-                    f"sampling.budget_forcing.context_window_tokens: {forcing.context_window_tokens} leaves no room "
-                    f"for an answer after the {thinking_tokens} tokens of envs.{name}; set it higher"
-                )
+                field, tokens = "sampling.budget_forcing.context_window_tokens", forcing.context_window_tokens
+                problem = f"{tokens} leaves no room for an answer after the {thinking_tokens} tokens of envs.{name}"
+                raise ValueError(f"{field}: {problem}; set it higher")
             if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
-                raise ValueError(
-                    f"envs.{name}: at temperature 0 all rollouts of a task are equal, so nothing can be learned; set "
-                    "temperature above 0"
-                )
+                problem = "at temperature 0 all rollouts of a task are equal, so nothing can be learned"
+                raise ValueError(f"envs.{name}: {problem}; set temperature above 0")
             size = env.group_size or self.batch.group_size
             self._check_valid_episodes(name, env, size)
             if self.trains_on_rewards(name):
@@ -177,13 +170,14 @@ class Config(Section):
             self.check_teachers(name, env)
         names = ("advantage", "length_penalty", *(() if self.reinforced_envs else (*_REINFORCEMENT, "kl_penalty")))
         unused = [name for name in names if not self.is_default(name)]
+        batch = () if self.reinforced_envs else ("clip_advantages", "replace_uninformative")
+        unused += [f"batch.{name}" for name in batch if not self.batch.is_default(name)]
         if unused and not any(map(self.trains_on_rewards, self.envs)):
             reason = "reward is none; leave out one of them" if self.reinforced_envs else "there are no rollouts"
             raise ValueError(f"{unused[0]}: has no effect, because {reason}")
         self._check_length()
         self._check_overrides()
         self._check_best()
-        return self
 
     @property
     def step_count(self) -> int:
@@ -207,8 +201,7 @@ class Config(Section):
 
     def find_teachers(self, env: str) -> dict[str, TeacherConfig]:
         """Return the teachers of an environment by their fields: its own, or the run's; none for conversations."""
-        spec = self.envs.get(env)
-        if spec is not None and env not in self.reinforced_envs:
+        if (spec := self.envs.get(env)) is not None and env not in self.reinforced_envs:
             return {}
         has_own = spec is not None and (spec.teacher is not None or spec.teachers is not None)
         owner, place = (spec, f"envs.{env}.") if spec is not None and has_own else (self, "")
@@ -229,7 +222,7 @@ class Config(Section):
             raise ValueError(f"envs.{name}: reward is none and there is no teacher, so nothing trains; set teacher")
         field, is_fresh = next(iter(teachers)), not (self.load_checkpoint or self.warm_start)
         if not is_constant:
-            fix = "a teacher must count in each step; omit first_step and last_step"
+            fix = "a teacher must count in each step; change or omit first_step and last_step"
             raise ValueError(f"{field}: reward is none, so {fix}")
         if is_fresh and all(teacher.is_model(self.model) for teacher in teachers.values()):
             problem = "it is the model that the run starts from, so nothing trains; set model, checkpoint or prompt"
@@ -243,20 +236,16 @@ class Config(Section):
         if self.epochs is None:
             return
         if self.steps is not None:
-            raise ValueError(
-                f"epochs: `steps: {self.steps}` also sets the length of the run; set steps to null, or leave out epochs"
-            )
+            fix = "set steps to null, or leave out epochs"
+            raise ValueError(f"epochs: `steps: {self.steps}` also sets the length of the run; {fix}")
+        fix = "set `steps` instead of epochs, or leave out"
         for name, env in self.envs.items():
             if env.curriculum is not None:
-                raise ValueError(
-                    f"envs.{name}.curriculum: contradicts `epochs`, because both set how often a task is drawn; set "
-                    "`steps` instead of epochs, or leave out the curriculum"
-                )
+                problem = "contradicts `epochs`, because both set how often a task is drawn"
+                raise ValueError(f"envs.{name}.curriculum: {problem}; {fix} the curriculum")
             if env.weight != 1.0:
-                raise ValueError(
-                    f"envs.{name}.weight: has no effect with `epochs`, because each task of every environment is drawn "
-                    "equally often; set `steps` instead of epochs, or leave out the weight"
-                )
+                problem = "has no effect with `epochs`, because each task of every environment is drawn equally often"
+                raise ValueError(f"envs.{name}.weight: {problem}; {fix} the weight")
 
     def _check_valid_episodes(self, name: str, env: EnvConfig, size: int) -> None:
         """Check that a group can reach its required number of valid episodes."""
@@ -265,17 +254,14 @@ class Config(Section):
             if env.min_valid is not None:
                 raise ValueError(f"{field}: min_valid sets the same limit; leave out one of them")
             if failing > limit:
-                raise ValueError(
-                    f"{field}: leaves {max(0, size - failing)} of {size} rollouts, but a group needs at least "
-                    f"{min(size, 2)}; set it to {limit} or less"
-                )
+                problem = f"leaves {max(0, size - failing)} of {size} rollouts, but a group needs at least"
+                raise ValueError(f"{field}: {problem} {min(size, 2)}; set it to {limit} or less")
             return
         min_valid = env.min_valid or self.rollouts.min_valid
         if min_valid > size and not (env.min_valid is None and self.rollouts.is_default("min_valid")):
             field = "rollouts.min_valid" if env.min_valid is None else f"envs.{name}.min_valid"
-            raise ValueError(
-                f"{field}: {min_valid} is more than the rollouts of a group of envs.{name}; set it to {size} or less"
-            )
+            problem = f"{min_valid} is more than the rollouts of a group of envs.{name}"
+            raise ValueError(f"{field}: {problem}; set it to {size} or less")
 
     def _check_overrides(self) -> None:
         """Check that at least one environment uses each setting of the run."""
@@ -290,13 +276,11 @@ class Config(Section):
                 raise ValueError(f"{field}: has no effect, because every environment sets its own {settings}")
         if len(self.envs) == 1 and (only := next(iter(self.envs.items())))[1].weight != 1.0:
             raise ValueError(f"envs.{only[0]}.weight: has no effect, because there is only one environment")
-        if not self.schedule.steps_ahead:
-            for name, env in self.envs.items():
-                if not env.newest_weights:
-                    raise ValueError(
-                        f"envs.{name}.newest_weights: has no effect, because with the schedule {self.schedule.name} "
-                        "weights change only between rollouts; set schedule.mode to async"
-                    )
+        for name, env in self.envs.items():
+            if not env.newest_weights and not self.schedule.steps_ahead:
+                reason = f"with the schedule {self.schedule.name} weights change only between rollouts"
+                field = f"envs.{name}.newest_weights"
+                raise ValueError(f"{field}: has no effect, because {reason}; set schedule.mode to async")
 
     @property
     def best_metric(self) -> str | None:
@@ -342,8 +326,7 @@ class Config(Section):
         fix = "it needs rollouts; choose optim/nll, or a metric of eval.envs"
         return dict.fromkeys(names, fix) | {metric: fix for is_set, metric, fix in remedies if not is_set}
 
-    @model_validator(mode="after")
-    def _check_objective(self) -> Self:
+    def _check_objective(self) -> None:
         if self.loss.normalization_problem and self.batch.normalize != "none":
             raise ValueError(f"batch.normalize: {self.loss.normalization_problem}")
         if self.steps is not None:
@@ -351,11 +334,9 @@ class Config(Section):
         if self.length_penalty.coefficient:
             for name in self.envs:
                 if self.length_penalty.from_tokens >= self.full_penalty_tokens(name):
-                    raise ValueError(
-                        f"length_penalty.from_tokens: {self.length_penalty.from_tokens} must be below the "
-                        f"{self.full_penalty_tokens(name)} tokens at which the penalty of envs.{name} is full"
-                    )
-        return self
+                    limit = f"the {self.full_penalty_tokens(name)} tokens at which the penalty of envs.{name} is full"
+                    start = self.length_penalty.from_tokens
+                    raise ValueError(f"length_penalty.from_tokens: {start} must be below {limit}")
 
     def full_penalty_tokens(self, env: str) -> int:
         """Return the number of sampled tokens per episode at which an environment's length penalty is full."""
@@ -371,17 +352,13 @@ class Config(Section):
             if name in single:
                 refuse_turn_limit(env, field=f"envs.{name}")
         single = single | {name for name, env in self.envs.items() if env.max_turns == 1}
-        inheriting = {name for name, env in self.envs.items() if env.advantage is None}
-        sections = [
-            (f"envs.{name}.advantage", env.advantage, {name}) for name, env in self.envs.items() if env.advantage
-        ]
-        for field, section, users in [("advantage", self.advantage, inheriting), *sections]:
+        own = {name: env.advantage for name, env in self.envs.items() if env.advantage is not None}
+        sections = [(f"envs.{name}.advantage", advantage, {name}) for name, advantage in own.items()]
+        for field, section, users in [("advantage", self.advantage, self.envs.keys() - own.keys()), *sections]:
             for setting in section.turn_settings:
                 if users <= single and not section.is_default(setting):
-                    raise ConfigError(
-                        f"{field}.{setting}: has no effect, because each task of {', '.join(sorted(users))} has a "
-                        f"single turn; leave out {setting}"
-                    )
+                    reason = f"each task of {', '.join(sorted(users))} has a single turn"
+                    raise ConfigError(f"{field}.{setting}: has no effect, because {reason}; leave out {setting}")
 
     def _check_estimator(self, field: str, advantage: Estimator, size: int) -> None:
         """Check that the groups and the schedule suit the estimator of an environment."""

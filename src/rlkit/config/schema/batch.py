@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.schedules import SCHEDULES, Schedule
@@ -41,8 +41,7 @@ class BatchConfig(Section):
     """Maximum absolute advantage; larger advantages are clipped. Null for no limit, because a fixed range of rewards
     already bounds advantages."""
 
-    @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
+    def _check_section(self) -> None:
         if self.groups % self.substeps:
             raise ValueError(f"substeps: {self.groups} groups cannot be split equally into {self.substeps} substeps")
         if not self.replace_uninformative:
@@ -51,7 +50,6 @@ class BatchConfig(Section):
             self.refuse_unused("overlong", fix="set max_tokens")
         if self.normalize != "constant":
             self.refuse_unused("normalize_tokens", fix="set normalize to constant")
-        return self
 
     @property
     def replaced_groups_limit(self) -> int:

@@ -6,9 +6,9 @@ single turn.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
 
 from rlkit._util.sections import Positive, Probability, Section
 from rlkit.config.schema.objective import AdvantageConfig
@@ -41,18 +41,13 @@ class FilterCurriculum(Section):
     """Weight of the newest group in a task's solve rate. 0.5 follows the changes of a policy between two epochs;
     1 uses only the last group."""
 
-    @model_validator(mode="after")
-    def _check_range(self) -> Self:
+    def _check_section(self) -> None:
         if (self.min_solve_rate, self.max_solve_rate) == (0, 1):
-            raise ValueError(
-                "min_solve_rate and max_solve_rate: every solve rate is between 0 and 1, so no task would be skipped"
-            )
+            problem = "every solve rate is between 0 and 1, so no task would be skipped"
+            raise ValueError(f"min_solve_rate and max_solve_rate: {problem}")
         if self.min_solve_rate > self.max_solve_rate:
-            raise ValueError(
-                f"min_solve_rate: {self.min_solve_rate:g} is above max_solve_rate, {self.max_solve_rate:g}, so every "
-                "task would be skipped"
-            )
-        return self
+            problem = f"{self.min_solve_rate:g} is above max_solve_rate, {self.max_solve_rate:g}"
+            raise ValueError(f"min_solve_rate: {problem}, so every task would be skipped")
 
 
 class TargetCurriculum(Section):
@@ -148,11 +143,9 @@ class EvalConfig(Section):
     envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
     """Environments for evaluation, by a name of your choice."""
 
-    @model_validator(mode="after")
-    def _check_envs(self) -> Self:
+    def _check_section(self) -> None:
         if not self.envs and self.every and not self.is_default("every"):
             raise ValueError("`every` has no effect: add environments to eval.envs, or leave out `every` (eval=null)")
-        return self
 
 
 def refuse_turn_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:

@@ -6,9 +6,9 @@ Invariant: a setting without effect is an error. The docstring of a field gives 
 from __future__ import annotations
 
 from collections import ChainMap
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from rlkit._util.sections import Positive, Section, SectionTable
@@ -78,11 +78,9 @@ class LengthPenaltyConfig(Section):
     """Sampled tokens at which the penalty is full; null for the environment's `max_tokens`, which suits single-turn
     tasks."""
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
+    def _check_section(self) -> None:
         if not self.coefficient:
             self.refuse_unused("from_tokens", "to_tokens", fix="set coefficient above 0")
-        return self
 
 
 class LoraConfig(Section):
@@ -97,11 +95,9 @@ class LoraConfig(Section):
     train_unembed: bool = False
     """Adapt the output head. Off, because it costs a gradient over the whole vocabulary and gains little."""
 
-    @model_validator(mode="after")
-    def _check_parameters(self) -> Self:
+    def _check_section(self) -> None:
         if not (self.train_attn or self.train_mlp or self.train_unembed):
             raise ValueError("no parameters are trained: set train_attn, train_mlp or train_unembed to true")
-        return self
 
 
 _RATE_MAX = 1000.0  # limit of the embedded engine; beyond it, weights diverge immediately
@@ -122,10 +118,7 @@ def _validate_rate(value: object, check: ValidatorFunctionWrapHandler) -> float 
 class OptimizerConfig(Section):
     """Adam, and its learning-rate schedule."""
 
-    learning_rate: Annotated[
-        Annotated[float, Field(gt=0)] | Literal["auto"],
-        WrapValidator(_validate_rate),
-    ] = 1e-4
+    learning_rate: Annotated[Annotated[float, Field(gt=0)] | Literal["auto"], WrapValidator(_validate_rate)] = 1e-4
     """Learning rate after the warm-up. LoRA needs at least ten times the rate of full fine-tuning. `auto` uses
     tinker-cookbook's recommendation for the model, and is an error if there is none."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -146,21 +139,16 @@ class OptimizerConfig(Section):
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Maximum norm of a step's gradient; 0 is off."""
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
+    def _check_section(self) -> None:
         if self.schedule == "constant":
             self.refuse_unused("final_fraction", fix="set schedule to linear or cosine")
-        return self
 
     def check_steps(self, steps: int) -> None:
         """Raise ValueError if the warm-up or the schedule has no effect in a run of `steps` steps."""
         if self.warmup_steps >= steps and self.warmup_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps: the run ends after {steps} steps, before the full learning rate; "
-                f"set it below {steps}"
-            )
+            problem = f"the run ends after {steps} steps, before the full learning rate"
+            raise ValueError(f"optimizer.warmup_steps: {problem}; set it below {steps}")
         if self.schedule != "constant" and steps - self.warmup_steps == 1:
-            raise ValueError(
-                f"optimizer.schedule: {self.schedule} has no effect, because the run has only one step after the "
-                "warm-up, and the learning rate begins to fall at the second; set it to constant, or train for longer"
-            )
+            reason = "the run has only one step after the warm-up, and the learning rate begins to fall at the second"
+            fix = "set it to constant, or train for longer"
+            raise ValueError(f"optimizer.schedule: {self.schedule} has no effect, because {reason}; {fix}")

@@ -5,9 +5,9 @@ Invariant: a setting without effect is an error. The docstring of a field gives 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlkit._util.sections import Positive, Section
 
@@ -25,11 +25,9 @@ class CheckpointConfig(Section):
     keep_best: Annotated[int, Field(ge=0)] = 1
     """With `keep_last`: number of best checkpoints, by `best.metric`, that are kept in addition."""
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
+    def _check_section(self) -> None:
         if self.keep_last is None:
             self.refuse_unused("keep_best", fix="set keep_last, because otherwise no checkpoint is deleted")
-        return self
 
 
 class BestConfig(Section):
@@ -47,11 +45,9 @@ class BestConfig(Section):
     goal: float | None = None
     """Value of the metric at which training ends; null for no goal."""
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
+    def _check_section(self) -> None:
         if self.patience is None:
             self.refuse_unused("min_gain", fix="set patience")
-        return self
 
 
 class PricesConfig(Section):
@@ -66,14 +62,12 @@ class PricesConfig(Section):
     train: Annotated[float, Field(ge=0)] | None = None
     """Price of trained tokens."""
 
-    @model_validator(mode="after")
-    def _check_complete(self) -> Self:
+    def _check_section(self) -> None:
         missing = [name for name in ("prefill", "sample", "train") if getattr(self, name) is None]
         if missing and missing != ["prefill", "sample", "train"]:
             raise ValueError(f"{missing[0]} is missing: set prefill, sample and train together")
         if missing:
             self.refuse_unused("cached_prefill", fix="set prefill, sample and train too")
-        return self
 
 
 class ServiceConfig(Section):
@@ -92,12 +86,10 @@ class ServiceConfig(Section):
     engine_device: Literal["cpu", "cuda"] | None = None
     """Device of the embedded engine; null for the GPU if available."""
 
-    @model_validator(mode="after")
-    def _check_service(self) -> Self:
+    def _check_section(self) -> None:
         if self.base_url is not None:
             fix = "the embedded engine is not used with a base_url"
             self.refuse_unused("engine_threads", "engine_device", fix=fix)
-        return self
 
 
 class ChatConfig(Section):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, override
+from typing import Annotated, Literal, override
 
-from pydantic import Field, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -60,12 +60,10 @@ class WorkersConfig(Section):
     """Resident memory in MiB at which a process is replaced. The memory of its child processes does not count. Null for
     an equal share of 90 % of this machine's memory; on a Ray cluster, null lets Ray decide."""
 
-    @model_validator(mode="after")
-    def _check_use(self) -> Self:
+    def _check_section(self) -> None:
         if not self:
             fix = "remove it, or set count; 0 plays in the run's own process"
             self.refuse_unused("runner", "cpus", "memory_mb", fix=fix)
-        return self
 
     @classmethod
     @override

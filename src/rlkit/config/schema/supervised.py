@@ -7,9 +7,9 @@ import operator
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from rlkit._util.sections import Positive, Section
 from rlkit.config.schema.envs import EnvConfig
@@ -54,8 +54,7 @@ class SourceConfig(Section):
     roles: Annotated[tuple[Literal["assistant", "user", "system", "tool"], ...], Field(min_length=1)] = ("assistant",)
     """With `files`: roles of the messages to train on. Only `assistant`, because the model never writes other roles."""
 
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
+    def _check_section(self) -> None:
         if (self.files is None) == (self.run is None):
             raise ValueError("set either files or run")
         if self.reward is not None:
@@ -67,7 +66,6 @@ class SourceConfig(Section):
             self.refuse_unused("reward", "newest", fix="set run instead of files")
         else:
             self.refuse_unused("roles", fix="the episodes of a run have the tokens that it trained on")
-        return self
 
     def as_env(self) -> EnvConfig:
         """Return the environment of these conversations."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlkit._util.sections import Positive, Section
 from rlkit.config.schema.operation import PricesConfig
@@ -25,13 +26,11 @@ class KLPenaltyConfig(Section):
     reference: str = "base"
     """Reference model: `base` without an adapter, or the `tinker://…/sampler_weights/…` path of a checkpoint."""
 
-    @model_validator(mode="after")
-    def _check_used(self) -> Self:
+    def _check_section(self) -> None:
         if not self.coefficient:
             self.refuse_unused("discount", "reference", fix="set coefficient above 0")
         if self.reference != "base" and not _is_sampler_path(self.reference):
             raise ValueError(f"reference: {self.reference!r} is neither base nor {_SAMPLER_PATH}")
-        return self
 
 
 class TeacherConfig(Section):
@@ -61,13 +60,11 @@ class TeacherConfig(Section):
     prices: PricesConfig = PricesConfig()
     """Prices of the teacher's model, in US dollars per million tokens; all null for rlkit's price table."""
 
-    @model_validator(mode="after")
-    def _check_consistency(self) -> Self:
+    def _check_section(self) -> None:
         if self.checkpoint is not None and not _is_sampler_path(self.checkpoint):
             raise ValueError(f"checkpoint: {self.checkpoint!r} is not {_SAMPLER_PATH}")
         if self.last_step is not None and self.last_step < self.first_step:
             raise ValueError(f"last_step: {self.last_step} is before first_step, {self.first_step}")
-        return self
 
     def is_model(self, model: str) -> bool:
         """Return whether the teacher is a model without an adapter or a prompt of its own."""
@@ -75,17 +72,20 @@ class TeacherConfig(Section):
 
 
 def check_windows(teachers: Mapping[str, TeacherConfig], *, first: int, last: int) -> bool:
-    """Return whether one of the teachers, by their fields, counts in each step from `first` to `last`, 0 if unknown.
+    """Return whether a teacher, of these by their fields, counts in each step from `first` to `last`, 0 if unknown.
 
     Raises:
         ValueError: a teacher counts in no step.
     """
-    for field, teacher in teachers.items():
+    covered = float(first - 1)  # the last step up to which each step has a teacher
+    for field, teacher in sorted(teachers.items(), key=lambda item: item[1].first_step):
         if 0 < last < teacher.first_step:
             raise ValueError(f"{field}.first_step: {teacher.first_step} is after the last step, {last}")
         if (teacher.last_step or first) < first:
             raise ValueError(f"{field}.last_step: {teacher.last_step} is within the warm start of {first - 1} steps")
-    return any(each.first_step <= first and (each.last_step or last) >= last for each in teachers.values())
+        if teacher.first_step <= covered + 1:
+            covered = max(covered, teacher.last_step or math.inf)
+    return covered >= (last or math.inf)
 
 
 def _is_sampler_path(path: str) -> bool:

@@ -13,8 +13,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Annotated, Any, cast
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo, create_model
-from pydantic.json_schema import JsonSchemaValue
+from pydantic import Field, GetPydanticSchema, ValidationInfo, create_model
 from pydantic_core import core_schema
 
 from rlkit._util.sections import Section
@@ -80,22 +79,16 @@ def _choose_type(sections: object) -> type[Section]:
     return _section_type(*(name for name in tracker_paths() if section_by_name.get(name) is not None))
 
 
-class _TrackSchema:
-    """Schema of `track` for pydantic, built at its first use, because trackers import the configuration."""
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        return core_schema.with_info_plain_validator_function(self._validate)
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        return handler(_section_type(*tracker_paths()).__pydantic_core_schema__)
-
-    @staticmethod
-    def _validate(sections: object, info: ValidationInfo) -> Section:
-        if info.mode == "json":  # as strict as the rest of a configuration file
-            return _choose_type(sections).model_validate_json(json.dumps(sections), strict=True)
-        return track_config(sections)
+def _validate(sections: object, info: ValidationInfo) -> Section:
+    if info.mode == "json":  # as strict as the rest of a configuration file
+        return _choose_type(sections).model_validate_json(json.dumps(sections), strict=True)
+    return track_config(sections)
 
 
-type TrackConfig = Annotated[Section, _TrackSchema()]
+type TrackConfig = Annotated[
+    Section,
+    GetPydanticSchema(  # called at the first use, because trackers import the configuration
+        lambda source, handler: core_schema.with_info_plain_validator_function(_validate),
+        lambda schema, handler: handler(_section_type(*tracker_paths()).__pydantic_core_schema__),
+    ),
+]

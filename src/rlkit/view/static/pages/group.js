@@ -17,11 +17,17 @@ export default async function showGroup([, id, kind, step, , position], query) {
   const [failed, graded] = splitReplies(page.data[0]);
   const range = rewardRange(members);
   const articles = new Map(); // key of a reply → its article, which stays as it was opened
+  const differences = new Map(); // two keys and the number of replies → what is shown, which keeps the selected text
   const drawColumn = (reply) => {
     if (!articles.has(reply.key)) articles.set(reply.key, drawReply(reply));
     const href = at("episode", position, reply.member, reply.attempt);
     replace(articles.get(reply.key).firstChild, drawReplyHead(reply, range, href));
     return articles.get(reply.key);
+  };
+  const findDifference = (replies, diff) => {
+    const key = `${diff} ${replies.length}`;
+    if (!differences.has(key)) differences.set(key, drawDifference(replies, diff));
+    return differences.get(key);
   };
   const [head, picker] = [h("div"), makePicker([...graded, ...failed], graded)];
   const columns = h("div.columns", { tabIndex: 0, role: "region", "aria-label": "Replies" });
@@ -33,7 +39,7 @@ export default async function showGroup([, id, kind, step, , position], query) {
     picker.show(diff);
     columns.classList.toggle("two", Boolean(diff));
     const drawReplies = () => (current.length ? current.map(drawColumn) : [note]);
-    const shown = diff ? drawDifference([...current, ...failed], diff) : drawReplies();
+    const shown = diff ? findDifference([...current, ...failed], diff) : drawReplies();
     if (shown.some((column, index) => column !== columns.children[index])) replace(columns, shown);
   };
   const content = [
