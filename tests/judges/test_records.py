@@ -80,6 +80,13 @@ def test_a_damaged_record_of_spending_is_named(tmp_path: Path) -> None:
         start(JudgeRecords(tmp_path), 1.0)
 
 
+@pytest.mark.parametrize("value", ["many", None, [], float("nan")])
+def test_spending_that_is_no_number_is_named(tmp_path: Path, value: object) -> None:
+    (tmp_path / "spending.json").write_text(json.dumps({"tokens": value}))
+    with pytest.raises(UsageError, match=r"spending\.json: tokens: .* is not a finite number"):
+        start(JudgeRecords(tmp_path), 1.0)
+
+
 @pytest.mark.parametrize(
     "write", [lambda records: records.add_spending(1, 0.0), lambda records: records.write_verdict("aa", "Score: 3")]
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,8 +68,7 @@ class JudgeRecords:
             with (self.folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # other processes hold it for milliseconds
                 spending = json_lines.read_object(path) if path.exists() else {}
-                spending = {name: float(spending.get(name, 0)) for name in ("tokens", "usd", "start_s")}
-                yield spending
+                yield (spending := {name: _number(path, name, spending) for name in ("tokens", "usd", "start_s")})
                 files.write_text(path, json.dumps(spending))
 
     @contextmanager
@@ -81,3 +81,10 @@ class JudgeRecords:
 
     def _verdict_path(self, key: str) -> Path:
         return self.folder / "verdicts" / key[:2] / f"{key}.json"
+
+
+def _number(path: Path, name: str, values: Mapping[str, object]) -> float:
+    value = values.get(name, 0)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"judge: {path}: {name}: {value!r} is not a finite number; correct it, or delete the file")
+    return float(value)
