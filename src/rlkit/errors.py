@@ -38,6 +38,12 @@ class ConfigError(UsageError):
     """An unknown, ill-typed or contradictory value in a configuration."""
 
 
+class BudgetReached(UsageError):
+    """A limit of spending beside the run's own, such as a judge's, is reached."""
+
+    exit_code = 4
+
+
 class MissingError(RlkitError):
     """A package, model or credential is missing."""
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, override
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, override
 
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Completion, Message, Prompt, Reply, Sampling, Tokens, Tool, Turn
@@ -212,7 +212,7 @@ class _RoleHandle(Policy):
     """A role of a policy. Its requests are those of the policy, which records them under the role."""
 
     def __init__(self, policy: Policy, role: str, opponent: int | str | None) -> None:
-        if not re.fullmatch(r"[\w.-]{1,64}", role):
+        if not isinstance(cast("object", role), str) or not re.fullmatch(r"[\w.-]{1,64}", role):
             raise ValueError(f"the role {role!r} must have 1 to 64 letters, digits, `_`, `-` or `.`")
         super().__init__(sampling=policy._sampling, limits=policy._limits)
         self.endpoint_host = policy.endpoint_host

@@ -39,6 +39,12 @@ def test_value_is_parsed_as_in_a_file(load: Load) -> None:
     assert resolved.origins["sampling.stop.1"] == "command line"
 
 
+def test_a_condition_is_a_text(load: Load) -> None:
+    resolved = load(ENVS, "source.run=earlier", "source.reward=>= 0.5")
+    assert resolved.config.source is not None
+    assert resolved.config.source.reward == ">= 0.5"
+
+
 def test_arguments_of_an_environment_are_set_one_by_one(load: Load) -> None:
     resolved = load("envs: {arithmetic: {args: {count: 3}}}", "envs.arithmetic.args.max_operand=99")
     assert resolved.config.envs["arithmetic"].args == {"count": 3, "max_operand": 99}

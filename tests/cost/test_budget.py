@@ -299,6 +299,9 @@ def test_prices_are_those_of_the_service_that_is_used() -> None:
     assert price_of(configured, "url") == Price(1, 1, 2, 3)
 
 
+PRICES, OTHER_PRICES = ({"prefill": price, "sample": 2, "train": 3} for price in (1, 2))
+
+
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
     [
@@ -306,6 +309,21 @@ def test_prices_are_those_of_the_service_that_is_used() -> None:
         ({"prices": {"prefill": 1, "sample": 2, "train": 3}}, "engine", "prices has no effect"),
         ({"budget_usd": 5, "model": "Qwen/Qwen3-8b"}, "hosted", "Did you mean 'Qwen/Qwen3-8B'"),
         ({"budget_usd": 5, "model": "Qwen/Qwen3-8B"}, "url", "the price of Qwen/Qwen3-8B is unknown"),
+        (
+            {"teacher": {"model": "big", "prices": PRICES}},
+            "engine",
+            "teacher.prices has no effect: the embedded engine",
+        ),
+        (
+            {"teacher": {"prompt": "a:b", "prices": PRICES}},
+            "url",
+            "teacher.prices has no effect: the teacher is the run",
+        ),
+        (
+            {"teachers": {"a": {"model": "big", "prices": PRICES}, "b": {"model": "big", "prices": OTHER_PRICES}}},
+            "url",
+            "teachers.b.prices: another teacher with the model big has other prices",
+        ),
     ],
 )
 def test_budget_that_cannot_be_enforced_is_an_error(settings: dict[str, object], kind: str, message: str) -> None:

@@ -210,6 +210,30 @@ def test_estimate_counts_the_reference_of_a_penalty() -> None:
     assert assumed == Band(pytest.approx(5), pytest.approx(trial + 5))  # type: ignore[arg-type]  likewise
 
 
+@pytest.mark.parametrize(
+    ("window", "taught"),
+    [({}, 4), ({"first_step": 3}, 4), ({"last_step": 3}, 1), ({"first_step": 4, "last_step": 5}, 2)],
+)
+def test_estimate_counts_the_steps_of_a_teacher_after_a_warm_start(window: dict[str, int], taught: int) -> None:
+    rollouts = {"words": (make_rollout(), make_rollout()), "warm_start": (make_rollout(), make_rollout())}
+    settings: dict[str, object] = {"steps": 4, "warm_start": {"files": "talks.jsonl", "steps": 2}}
+    tokens = [
+        estimate(make_config(**settings, **teacher), rollouts, {}, price=None, speed=None).tokens.high
+        for teacher in ({"teacher": {"model": "big", **window}}, {})
+    ]
+    assert tokens[0] - tokens[1] == taught * 3 * 4 * 30
+
+
+def test_estimate_counts_the_prompt_of_a_teacher() -> None:
+    rollouts = {"words": (make_rollout(), make_rollout())}
+    evaluated = {"words": (rollouts["words"], 6)}
+    contexts = {("envs.words", "teacher"): 100.0, ("eval.envs.words", "teacher"): 7.0}
+    settings = {"eval": {"every": 0, "envs": {"words": {"tasks": 6, "temperature": 1.0}}}}
+    config = make_config(teacher={"model": "big"}, **settings)
+    longer, same = (estimate(config, rollouts, evaluated, c, price=None, speed=None).tokens for c in (contexts, {}))
+    assert longer.high - same.high == 5 * 3 * 4 * 100 + 2 * 6 * 7
+
+
 @pytest.mark.parametrize(("last_step", "share"), [(None, 1.0), (2, 0.4)])
 def test_estimate_counts_a_teacher_at_its_own_price(last_step: int | None, share: float) -> None:
     rollouts = {"words": (make_rollout(), make_rollout())}

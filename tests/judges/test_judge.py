@@ -153,8 +153,9 @@ def test_a_group_is_compared_in_one_request(endpoint: Endpoint, make_judge: Call
     assert "for each of the 3 replies" in prompt
     assert run(judge.compare(["bb", "three", "a", "a"], what="words")).scores == (2.0, 5.0, 1.0, 1.0)
     assert len(endpoint.prompts) == 1, "the order of the members does not matter"
-    with pytest.raises(UsageError, match="compare needs replies"):
-        run(judge.compare([], what="words"))
+    for replies in ([], "abc", [None, "a"]):
+        with pytest.raises(UsageError, match="compare needs a list of texts"):
+            run(judge.compare(replies, what="words"))
     with pytest.raises(UsageError, match=r"prompt with the field \{replies\}"):
         run(make_judge().compare(["a"]))
 

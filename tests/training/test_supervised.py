@@ -440,6 +440,8 @@ LINES = [
     (b"role,content", "line 1: a line must hold one conversation, in JSON"),
     (b'{"messages": [{"role": "assistant", "content": "x", "weigth": 0}]}',
      "line 1: messages: unknown field 'weigth'. Did you mean 'weight'"),
+    (b'{"messages": [{"role": "assistant", "content": "x"}], "id": 3, "tool": []}',
+     "line 1: unknown field 'tool'. Did you mean 'tools'"),
     (b'{"messages": [{"role": "assistant", "content": "x", "trainable": false}]}',
      "line 1: messages: unknown field 'trainable'. Leave it out."),
     (b'{"messages": [{"role": "assistant", "content": "x", "weight": true}]}', "line 1: a message has the weight True"),

@@ -27,8 +27,9 @@ from rlkit.engine.training.learner import Learner
 from rlkit.engine.training.losses import make_loss
 from rlkit.engine.training.packing import Example
 from rlkit.errors import ConfigError, RlkitError, UsageError
+from rlkit.serving.references import load_context
 from rlkit.store.history import read_groups, read_metrics, table_path
-from rlkit.testing import byte_model, tiny_model
+from rlkit.testing import ByteChat, byte_model, tiny_model
 from rlkit.token_records.updates import read_update, update_path
 from rlkit.tools.audit import audit
 from rlkit.training.trainer import RLTrainer
@@ -61,6 +62,15 @@ def speak_loudly(messages: list[rlkit.Message]) -> list[rlkit.Message]:
 
 def return_text(messages: list[rlkit.Message]) -> object:
     return "no list"
+
+
+def return_no_messages(messages: list[rlkit.Message]) -> object:
+    return [{"role": "user", "content": None}]
+
+
+def change_in_place(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    messages[0]["content"] = f"{messages[0]['content']} Quickly."
+    return messages
 
 
 def exit_at_once(messages: list[rlkit.Message]) -> list[rlkit.Message]:
@@ -201,6 +211,30 @@ def test_a_teacher_with_a_prompt_of_its_own_scores_the_same_replies(byte_model_d
     np.testing.assert_allclose(sequence.advantages, -ratio, atol=2e-4)
 
 
+def test_a_prompt_function_may_change_its_argument() -> None:
+    make_context = load_context(f"{__name__}:change_in_place", ByteChat(), "teacher.prompt")
+    messages: list[rlkit.Message] = [{"role": "user", "content": "Go."}]
+    first, second = (make_context(messages).tokens.tolist() for _ in range(2))
+    assert first == second
+    assert messages == [{"role": "user", "content": "Go."}]
+
+
+def test_groups_of_steps_ahead_have_the_teacher_that_begins_after_the_warm_start(
+    byte_model_dir: Path, teacher_dir: Path, tmp_path: Path
+) -> None:
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}')
+    settings: Mapping[str, object] = {
+        "warm_start": {"files": str(talks), "steps": 2, "learning_rate": 1e-4},
+        "teacher": {"model": str(teacher_dir), "first_step": 3},
+        "schedule": {"mode": "async"},
+        "eval": None,
+    }
+    result = asyncio.run(make_trainer(byte_model_dir, steps=2, **settings).train())
+    lines = [line for step, line in read_metrics(result.directory / "metrics.jsonl") if step]
+    assert ["optim/sequences" in line for line in lines] == [True] * 4
+
+
 def test_each_environment_may_have_its_own_teacher_for_some_steps(byte_model_dir: Path, teacher_dir: Path) -> None:
     teacher = {"model": str(teacher_dir), "first_step": 2, "last_step": 2}
     envs = {"talk": {}, "chat": {"env": f"{__name__}:TASKS", "teacher": teacher}}
@@ -327,6 +361,7 @@ def test_a_missing_teacher_is_named(byte_model_dir: Path) -> None:
     ("teacher", "message"),
     [
         ({"prompt": f"{__name__}:return_text"}, "type str: it must return a non-empty list of messages"),
+        ({"prompt": f"{__name__}:return_no_messages"}, "type list: it must return a non-empty list of messages"),
         ({"prompt": f"{__name__}:exit_at_once"}, "exit_at_once failed: SystemExit: 3"),
         ({"prompt": f"{__name__}:TOKENS"}, "is not a function of messages"),
         ({"prompt": f"{__name__}:nothing"}, "nothing"),

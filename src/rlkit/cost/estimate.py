@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -139,6 +140,9 @@ type Pair = tuple[Rollout, Rollout]
 type Tests = Mapping[str, tuple[Pair, int]]
 """Rollouts and number of tasks of each evaluation."""
 
+type Contexts = Mapping[tuple[str, str], float]
+"""Tokens that a teacher's prompt adds to a rollout, by `envs.<name>` or `eval.envs.<name>` and the teacher's field."""
+
 type _Counted = Sequence[tuple[Rollout, float]]  # kinds of rollouts, each with its number of rollouts
 
 
@@ -155,6 +159,7 @@ def estimate(
     config: Config,
     rollouts: Mapping[str, Pair],
     evaluated: Tests,
+    contexts: Contexts = MappingProxyType({}),
     *,
     price: Price | None,
     speed: Speed | None,
@@ -173,7 +178,8 @@ def estimate(
     for name in rollouts.keys() - config.reinforced_envs.keys():  # conversations are not sampled
         short, long = (Rollout(0, 0, 0, 0, 0, rollout.trained, rollout.own_s) for rollout in rollouts[name])
         rollouts = {**rollouts, name: (short, long)}
-    ends = [_End(config, rollouts, evaluated, extent(config, draws, long=long), long) for long in (False, True)]
+    extents = [extent(config, draws, long=long) for long in (False, True)]
+    ends = [_End(config, rollouts, evaluated, contexts, *end) for end in zip(extents, (False, True), strict=True)]
     usages = [end.usage(price) for end in ends]
     tokens = Band(*(float(usage.tokens) for usage in usages))
     usd = None if price is None else Band(*(price.usd(usage) for usage in usages))
@@ -220,6 +226,7 @@ class _End:
     config: Config
     rollouts: Mapping[str, Pair]
     evaluated: Tests
+    contexts: Contexts
     run: Extent
     long: bool
 
@@ -235,14 +242,16 @@ class _End:
                 continue
             total += groups * played * self._sampled(rollout, size)
             total += [played * trained * bool(config.kl_penalty.coefficient), 0, 0, self._passes() * trained]
-            for teacher in config.find_teachers(name).values():
-                taught[teacher.model or config.model] += played * trained * self._taught_share(teacher)
+            for field, teacher in config.find_teachers(name).items():
+                tokens = groups * size * (rollout.trained + self.contexts.get((f"envs.{name}", field), 0.0))
+                taught[teacher.model or config.model] += played * tokens * self._taught_share(teacher)
         for name, spec in config.eval.envs.items():
             pair, tasks = self.evaluated[name]
             total += evaluated * tasks * self._sampled(pair[self.long], spec.attempts)
             if spec.temperature == 1:  # the divergence from the teacher is measured
-                for teacher in config.find_teachers(name).values():
-                    tokens = evaluated * tasks * spec.attempts * pair[self.long].trained
+                for field, teacher in config.find_teachers(name).items():
+                    context = self.contexts.get((f"eval.envs.{name}", field), 0.0)
+                    tokens = evaluated * tasks * spec.attempts * (pair[self.long].trained + context)
                     taught[teacher.model or config.model] += tokens
         other_usd = 0.0
         for model, tokens in taught.items():
@@ -251,9 +260,10 @@ class _End:
         return Usage(0, *(round(count) for count in total.tolist()), other_usd=other_usd)
 
     def _taught_share(self, teacher: TeacherConfig) -> float:
-        """Return the share of the steps with a teacher."""
-        steps = self.run.steps
-        return max(0, min(steps, teacher.last_step or steps) - teacher.first_step + 1) / steps
+        """Return the share of the steps after the warm start with a teacher."""
+        steps, first = self.run.steps, self.config.warm_start_steps
+        taught = min(steps, teacher.last_step or steps) - max(first, teacher.first_step - 1)
+        return max(0, taught) / max(1, steps - first)
 
     def _has_references(self) -> bool:
         return bool(self.config.kl_penalty.coefficient) or any(map(self.config.find_teachers, self.config.envs))

@@ -101,9 +101,11 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
     Raises:
         ConfigError: the configuration sets a limit in dollars, or prices, that cannot have an effect.
     """
-    prices = config.prices
+    prices, envs = config.prices, (*config.envs, *config.eval.envs)
+    found = {field_name: teacher for name in envs for field_name, teacher in config.find_teachers(name).items()}
     if kind == "engine":
-        for name, value in (("budget_usd", config.budget_usd), ("prices", prices.prefill)):
+        teacher_prices = {f"{field_name}.prices": teacher.prices.prefill for field_name, teacher in found.items()}
+        for name, value in {"budget_usd": config.budget_usd, "prices": prices.prefill, **teacher_prices}.items():
             if value is not None:
                 raise ConfigError(
                     f"{name} has no effect: the embedded engine costs nothing; limit it by budget_tokens, or set "
@@ -111,14 +113,16 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
                 )
         return FREE
     price, teachers = _find_price(config.model, prices, config, "prices", kind), dict[str, Price]()
-    for name in (*config.envs, *config.eval.envs):
-        for field_name, teacher in config.find_teachers(name).items():
-            if teacher.model in (None, config.model):
-                continue
-            own = _find_price(teacher.model, teacher.prices, config, f"{field_name}.prices", kind)
-            if own is None:
-                return None
-            teachers[teacher.model] = own
+    for field_name, teacher in found.items():
+        if teacher.model in (None, config.model):
+            if teacher.prices.prefill is not None:
+                raise ConfigError(f"{field_name}.prices has no effect: the teacher is the run's model; set prices")
+            continue
+        own = _find_price(teacher.model, teacher.prices, config, f"{field_name}.prices", kind)
+        if own is None:
+            return None
+        if teachers.setdefault(teacher.model, own) != own:
+            raise ConfigError(f"{field_name}.prices: another teacher with the model {teacher.model} has other prices")
     return price and replace(price, teachers=teachers)
 
 

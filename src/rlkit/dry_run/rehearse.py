@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from typing import Any, Literal
 from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
+from rlkit.algorithms.datums import rooted_data
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
 from rlkit.config.loading.objects import load_estimators, load_loss
@@ -30,13 +31,14 @@ from rlkit.cost.estimate import HOSTED, Band, Estimate, Pair, Rollout, Tests, es
 from rlkit.cost.usage import Price, hosted_prices, price_of
 from rlkit.dry_run.pilot import NudgedEstimator, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
-from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
+from rlkit.errors import EnvironmentFault, MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import load_eval_tasks, make_eval_player
 from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
+from rlkit.serving.references import load_context
 from rlkit.tasks.from_config import count_draws, load_tasks, resolve_steps, task_contents
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
@@ -47,7 +49,7 @@ from rlkit.tokenizers.load import has_weights
 from rlkit.trackers.rendering import render_band
 from rlkit.training.from_config import make_learning_rate
 from rlkit.training.trainer import RLTrainer
-from rlkit.types import Group, Json
+from rlkit.types import Episode, Group, Json
 from rlkit.workers.from_config import open_runner
 
 _SHORT_REPLY = 0.1  # mean length of short completions, as a fraction of the maximum tokens
@@ -145,7 +147,7 @@ async def rehearse(
     parts += price_parts
     if not rehearser.is_passing:
         return Rehearsal(parts, None)
-    estimate_run = partial(estimate, config, rollouts, evaluated, draws=count_draws(config, tasks))
+    estimate_run = partial(estimate, config, rollouts, evaluated, rehearser.contexts, draws=count_draws(config, tasks))
     expected = estimate_run(price=price, speed=speed)
     await in_thread(save_estimate, config, expected)
     return Rehearsal(parts, expected, hosted_price and estimate_run(price=hosted_price, speed=HOSTED))
@@ -189,6 +191,7 @@ class _Rehearser:
     states: Mapping[str, tuple[TaskSource, Mapping[str, Json]]]
     parts: list[Part]
     note: Callable[[str], None]
+    contexts: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])  # see `Contexts`
 
     @property
     def is_passing(self) -> bool:
@@ -223,11 +226,11 @@ class _Rehearser:
                     evaluated[name] = pair, len(envs)
         return rollouts, evaluated
 
-    async def _play(self, field: str, tasks: Sequence[Task], player: Player) -> Pair | None:
+    async def _play(self, part: str, tasks: Sequence[Task], player: Player) -> Pair | None:
         """Play a group with short replies and a group with long ones; return None if a rollout fails."""
         if not tasks:
-            return self.fail(field, "there are no tasks")
-        self.note(f"playing {field}")
+            return self.fail(part, "there are no tasks")
+        self.note(f"playing {part}")
         limit = player.settings[tasks[0].name].sampling.max_tokens
         began_s = time.monotonic()
         groups = list[Group]()
@@ -239,10 +242,14 @@ class _Rehearser:
         episodes = [episode for group in groups for episode in group.episodes]
         errors = [episode.error for episode in episodes if episode.error is not None]
         if errors:
-            return self.fail(field, f"{len(errors)} of {len(episodes)} rollouts failed: {errors[0]}")
+            return self.fail(part, f"{len(errors)} of {len(episodes)} rollouts failed: {errors[0]}")
         short, long = Rollout.of(groups[:1]), Rollout.of(groups[1:])
         if short is None or long is None:
-            return self.fail(field, f"none of {len(episodes)} rollouts made a request to the model")
+            return self.fail(part, f"none of {len(episodes)} rollouts made a request to the model")
+        try:
+            self._measure_contexts(part, tasks[0].name, episodes)
+        except EnvironmentFault as error:
+            return self.fail(part, str(error))
         rewards = [episode.reward for episode in episodes if episode.reward is not None]
         turns = f"{_render_range(short.turns, long.turns)} turn{'' if long.turns == 1 else 's'}"
         detail = (
@@ -251,9 +258,18 @@ class _Rehearser:
             f"{_render_range(short.sampled, long.sampled)} sampled; "
             f"rewards {_render_range(min(rewards), max(rewards))}"
         )
-        self.parts.append(Part(field, "ok", detail))
+        self.parts.append(Part(part, "ok", detail))
         limits = player.settings[tasks[-1].name].limits.max_turns, getattr(tasks[-1].env, "max_turns", None)
         return short, long.extended(min((turns for turns in limits if isinstance(turns, int)), default=1))
+
+    def _measure_contexts(self, part: str, env: str, episodes: Sequence[Episode]) -> None:
+        """Measure the mean number of tokens that the prompt of a teacher adds to a rollout."""
+        for name, teacher in self.config.find_teachers(env).items():
+            if teacher.prompt is not None:
+                make_context = load_context(teacher.prompt, self.chat, f"{name}.prompt")
+                roots = [root for episode in episodes for _, root in rooted_data(episode) if root.messages]
+                added = sum(len(make_context(root.messages[:-1])) - len(root.prompt) for root in roots)
+                self.contexts[part, name] = added / len(episodes)
 
     async def train(self, whole: Config) -> None:
         """Take two steps, with a checkpoint and a resumption between them."""
@@ -301,7 +317,7 @@ def _load_prices(
     No key is needed.
     """
     price, model = price_of(config, choice.kind), config.model
-    hosted = hosted_prices().get(model) if choice.kind == "engine" else None
+    hosted = price_of(config, "hosted") if choice.kind == "engine" else None
     hint = did_you_mean(model, hosted_prices())
     if price is None:
         remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
@@ -313,6 +329,7 @@ def _load_prices(
             f"of the hosted service on {listed.date}, for a million tokens: ${listed.prefill:g} prefill, "
             f"${listed.cached:g} cached, ${listed.sample:g} sample, ${listed.train:g} train"
         )
+        detail += "".join(f"; ${p.prefill:g} prefill by {teacher}" for teacher, p in listed.teachers.items())
         parts.append(Part("prices", "ok", detail))
     if choice.kind != "engine" or model == DEFAULT_MODEL or has_weights(model, note):
         return price, hosted, parts

@@ -90,7 +90,7 @@ def demonstrations(
         steps = list_table_steps(directory)
         last = _pin(pin, max(steps, default=0))  # the other run may have gone on when this one is resumed
         envs = list(_read_run(directory, [step for step in steps if step <= last], reward))[-(newest or 0) :]
-        problem = f"{directory} has no episode{'' if reward is None else f' with a reward {reward}'}"
+        problem = f"{directory} has no sampled episode{'' if reward is None else f' with a reward {reward}'}"
     if not envs:
         raise UsageError(problem)
     return envs
@@ -124,6 +124,9 @@ def _read_conversations(path: Path, content: bytes, roles: Sequence[str]) -> Ite
         try:
             fields: Any = {**json.loads(line.decode("utf-8-sig"))}  # a TypeError for anything but an object
             conversation = {name: fields[name] for name in ("messages", "tools") if name in fields}
+            for name in fields.keys() - conversation.keys():  # other fields are notes on the conversation
+                if near := did_you_mean(name, ("messages", "tools")):
+                    raise ValueError(f"unknown field {name!r}.{near}")
             parsed = parse_body(json.dumps(_to_openai(conversation)).encode(), ChatCompletion)
             messages = [message.parse() for message in parsed.messages]
             for message, given in zip(messages, conversation["messages"], strict=True):

@@ -11,11 +11,14 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast, override
 
 import numpy as np
 from pydantic import HttpUrl, TypeAdapter, ValidationError
 
+from rlkit._util.threads import in_thread
 from rlkit.endpoint.openai_chat import encode_tool_call
 from rlkit.endpoint.protocol import parse_arguments
 from rlkit.endpoint.rejection import Rejection
@@ -144,6 +147,7 @@ async def connect_endpoint(
     endpoint: Endpoint, *, timeout_s: float, policy: type[EndpointPolicy] = EndpointPolicy
 ) -> AsyncGenerator[Callable[[Sampling, Limits], EndpointPolicy]]:
     """Connect to an endpoint, and yield a factory of policies, which are made per episode."""
+    await in_thread(partial(import_module, "openai"))  # which takes a second, for which the loop would stand still
     import httpx
     import openai
 

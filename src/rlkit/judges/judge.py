@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import Field, FiniteFloat, HttpUrl, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
-from rlkit._util.paths import cache_dir
+from rlkit._util.paths import cache_dir, expand_user
 from rlkit._util.sections import Positive, check_fields, validate_fields
 from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
@@ -111,8 +111,9 @@ class Judge:
             check_fields(self)
         except UsageError as error:
             raise UsageError(f"judge: {error}") from None
-        if self.url is not None:
-            validate_fields(HttpUrl, self.url, place="judge: url")
+        for place, url in (("url", self.url), ("service", None if self.service == "engine" else self.service)):
+            if url is not None:
+                validate_fields(HttpUrl, url, place=f"judge: {place}")
         for field, is_right, problem in (
             ("scale", self.scale[0] < self.scale[1], "give the lowest score first"),
             ("prompt", read_field_names(self.prompt), "it has no field such as {reply}"),
@@ -142,8 +143,14 @@ class Judge:
 
         Equal replies are shown once. The order follows from the texts, so that no member has a place of its own.
         """
-        if not replies or "replies" not in read_field_names(self.prompt):
-            raise UsageError("judge: compare needs replies, and a prompt with the field {replies}")
+        is_text = [isinstance(cast("object", reply), str) for reply in replies]
+        if (
+            not all(is_text)
+            or not is_text
+            or isinstance(replies, str)
+            or "replies" not in read_field_names(self.prompt)
+        ):
+            raise UsageError("judge: compare needs a list of texts, and a prompt with the field {replies}")
         distinct_replies = sorted(set(replies), key=hash_text)
         verdict = await self._judge(fields, distinct_replies)
         score_of = dict(zip(distinct_replies, verdict.scores, strict=True))
@@ -154,7 +161,7 @@ class Judge:
         count = None if replies is None else len(replies)
         prompt = f"{fill_prompt(self.prompt, fields, replies)}\n\n{ask_for_verdict(self.scale, count)}"
         source = [self.model, self.url, self.service]
-        root = cache_dir() / "judges" if self.folder is None else Path(self.folder)
+        root = cache_dir() / "judges" if self.folder is None else expand_user(self.folder)
         records = JudgeRecords(root / hash_text(source)[:16])
         key = hash_text([source, self.max_tokens, self.temperature, prompt])
         read_scores = partial(read_verdict, scale=self.scale, count=count)

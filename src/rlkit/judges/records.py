@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rlkit._util import files
 from rlkit._util.files import json_lines
-from rlkit.errors import UsageError
+from rlkit.errors import BudgetReached, UsageError
 
+_MAX_NUMBER = 1e300
 _QUEUE_MAX = 1_000  # limit of the requests that wait for their start, in all processes
 
 
@@ -42,13 +43,14 @@ class JudgeRecords:
         """Return when a request may start: now, or `interval_s` after the one before.
 
         Raises:
-            UsageError: a limit of `tokens` or `usd` is reached, or the record is damaged.
+            BudgetReached: a limit of `tokens` or `usd` is reached.
+            UsageError: the record is damaged.
         """
         with self._change_spending() as spending:
             for name, limit in limits.items():
                 if limit is not None and spending[name] >= limit:
                     used = f"{spending[name]:,.6g} of {limit:,.6g} {name} are used in {self.folder}"
-                    raise UsageError(f"judge: budget_{name}: {used}: raise the limit, then resume the run")
+                    raise BudgetReached(f"judge: budget_{name}: {used}: raise the limit, then resume the run")
             wait_s = spending["start_s"] + interval_s - now_s
             # A clock that was wrong must not delay requests for ever.
             spending["start_s"] = now_s + (wait_s if 0 < wait_s < _QUEUE_MAX * interval_s else 0.0)
@@ -85,6 +87,8 @@ class JudgeRecords:
 
 def _number(path: Path, name: str, values: Mapping[str, object]) -> float:
     value = values.get(name, 0)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UsageError(f"judge: {path}: {name}: {value!r} is not a finite number; correct it, or delete the file")
-    return float(value)
+    if type(value) not in (int, float) or not 0 <= (number := cast("float", value)) < _MAX_NUMBER:
+        raise UsageError(
+            f"judge: {path}: {name}: {value!r:.100} is no number from 0 on; correct it, or delete the file"
+        )
+    return float(number)

@@ -5,6 +5,7 @@ Invariant: a validated outcome holds only finite numbers and plain JSON.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Mapping, Sequence
@@ -29,10 +30,16 @@ def as_outcome(result: object, *, env: str = "the environment", turns: Sequence[
         RewardError: the result has another type, a reward or metric is not finite, the rewards are not those of the
             roles that played, or the info is no JSON or too large.
     """
+    if inspect.iscoroutine(result):
+        result.close()
+        raise RewardError(f"{env} returned a coroutine: await it in rollout; the grade of a SingleTurnEnv is not async")
     outcome = result if isinstance(result, Outcome) else Outcome(cast("float", result))
     value, rewards = as_float(outcome.reward), _check_numbers(outcome.rewards, env, "reward", "roles")
     if value is None:
-        raise RewardError(f"{env} returned {render_value(outcome.reward)}; a rollout returns an Outcome or a number")
+        place = "an Outcome with the reward " if outcome is result else ""
+        raise RewardError(
+            f"{env} returned {place}{render_value(outcome.reward)}; a rollout returns an Outcome or a number"
+        )
     if not math.isfinite(value):
         raise RewardError(f"{env} returned the reward {value}; rewards must be finite")
     metrics, info = _check_numbers(outcome.metrics, env, "metric", "names"), _check_info(outcome.info, env)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import cache, partial
 from typing import cast
 
@@ -29,6 +30,8 @@ from rlkit.types import Floats, Message, Prompt
 
 type References = Mapping[str, Sequence[Reference]]
 """References by environment."""
+
+_ROLES = ("system", "user", "assistant", "tool")
 
 
 async def load_references(
@@ -64,9 +67,10 @@ async def load_references(
                     is_teacher=True,
                     name=field.removeprefix(f"envs.{env}.").removeprefix("teacher").removeprefix("s."),
                     clip=spec.clip or math.inf,
-                    first_step=spec.first_step,
+                    # Steps ahead play the first groups after the warm start with weights of its last steps.
+                    first_step=1 if spec.first_step <= config.warm_start_steps + 1 else spec.first_step,
                     last_step=spec.last_step,
-                    make_context=None if spec.prompt is None else _load_context(spec.prompt, chat, f"{field}.prompt"),
+                    make_context=None if spec.prompt is None else load_context(spec.prompt, chat, f"{field}.prompt"),
                 )
             terms.append(teachers[field])
         if terms:
@@ -104,18 +108,24 @@ async def _load_score(
     return score
 
 
-def _load_context(path: str, chat: ChatFormat, field: str) -> Callable[[Sequence[Message]], Prompt]:
+def load_context(path: str, chat: ChatFormat, field: str) -> Callable[[Sequence[Message]], Prompt]:
     """Return a function from the messages of a prompt to the teacher's prompt, by the user's function at a path."""
     function = load_function(path, field=field, of="messages")
 
     def make_context(messages: Sequence[Message]) -> Prompt:
         try:
-            context: object = function(list(messages))
-            if isinstance(context, list) and context:
+            context: object = function(deepcopy([*messages]))  # it may change them
+            if isinstance(context, list) and context and all(map(_is_message, cast("list[object]", context))):
                 return chat.render(cast("list[Message]", context))
         except (Exception, SystemExit) as error:  # the user's own code
             raise EnvironmentFault(f"{field}: {path} failed: {describe_error(error)}") from error
         answer = describe_type(cast("object", context))
-        raise EnvironmentFault(f"{field}: {path} returned {answer}: it must return a non-empty list of messages")
+        problem = "it must return a non-empty list of messages, each a dict with a role and its content"
+        raise EnvironmentFault(f"{field}: {path} returned {answer}: {problem}")
 
     return make_context
+
+
+def _is_message(value: object) -> bool:
+    message = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    return message.get("role") in _ROLES and isinstance(message.get("content"), str | list)

@@ -21,11 +21,11 @@ import typer
 
 from rlkit._util.redaction import redact
 from rlkit.cli.common.output import Output, rlkit_version
-from rlkit.errors import RlkitError, UsageError
+from rlkit.errors import BudgetReached, RlkitError, UsageError
 
 FAILED = 1
 MISSING = 3
-BUDGET_REACHED = 4
+BUDGET_REACHED = BudgetReached.exit_code
 INTERRUPTED = 130
 
 # Errors of the machine, explained by the operating system's message.

@@ -35,6 +35,8 @@ def apply(root: Node, override: str) -> Node:
     """
     keys, text = split(override)
     try:
+        if re.fullmatch(r"\s*>.+", text):  # a condition, such as >= 1; a YAML block needs several lines
+            return _set(root, keys, Node(text.strip(), COMMAND_LINE), parents=())
         value = parse(text, source=COMMAND_LINE.source, lines=False) or Node(None, COMMAND_LINE)
     except ConfigError as error:
         problem = str(error).removeprefix(f"{COMMAND_LINE}: ")

@@ -25,7 +25,7 @@ EPISODE_METRICS = (
 )
 """Metrics under `env/<name>/` and `eval/<name>/`, except `pass_at_<k>` and the environment's own."""
 
-REWARD_METRICS = ("reward/", "solved", "groups/", "pass_at_", "retried/", "advantage/", "teacher/")
+REWARD_METRICS = ("reward/", "solved", "groups/", "pass_at_", "retried/", "advantage/", "teacher/", "stop/")
 """Beginnings of the metrics that environments of conversations do not have."""
 
 STEP_METRICS = {

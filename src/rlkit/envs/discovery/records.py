@@ -94,18 +94,18 @@ def save_if_better(
         if best is not None and not problem.is_better(state.value, best):
             return False
         record = Record(
-            problem.name,
-            _keep_json_options(problem),
-            problem.symbol,
-            state.value,
-            state.construction.tolist(),
-            problem.certificate(state.construction),
-            task,
-            state.parent,
-            state.program,
-            state.polished,
-            f"{len(paths) + 1:04d}-{state.id}",
-            lineage,
+            problem=problem.name,
+            options=_keep_json_options(problem),
+            symbol=problem.symbol,
+            value=state.value,
+            values=state.construction.tolist(),
+            certificate=problem.certificate(state.construction),
+            task=task,
+            parent=state.parent,
+            program=state.program,
+            polished=state.polished,
+            name=f"{len(paths) + 1:04d}-{state.id}",
+            lineage=lineage,
         )
         content = json.dumps(_RECORD.dump_python(record, mode="json", exclude={"name"}))
         files.write_text(folder / f"{record.name}{_SUFFIX}", content)
