@@ -558,6 +558,13 @@ def test_examples_that_are_no_pairs_are_a_finding(
     assert f"judged_examples: example 1 or later has no verdict: {problem}" in finding.detail
 
 
+@pytest.mark.parametrize("label", [99.0, float("nan")])
+def test_a_label_outside_the_scale_is_a_finding(make_judge: Callable[..., rlkit.Judge], label: float) -> None:
+    finding = check_judge(Labelled(make_judge(), [1, label]))
+    assert finding.status == "failed"
+    assert "judged_examples: a label is not within the judge's scale, 0 to 10" in finding.detail
+
+
 class Agrees(rlkit.Env):
     gold, max_reward = "yes", 9.0
 

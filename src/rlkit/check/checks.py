@@ -134,6 +134,9 @@ async def _check_judge(context: CheckContext) -> str:
     env, judged_env = context.envs[0], next(iter(examples.values()))[0]
     low, high = cast("tuple[float, float]", attrgetter("judge.scale")(judged_env))
     labels, verdicts = np.array([label for _, _, label in examples.values()], np.float64), np.array(scores, np.float64)
+    if not all(low <= label <= high for label in labels.tolist()):
+        context.problems.append(f"judged_examples: a label is not within the judge's scale, {low:g} to {high:g}")
+        return ""
     tolerance, wanted = getattr(env, "judge_tolerance", (high - low) / 10), getattr(env, "judge_agreement", AGREEMENT)
     share = float(np.mean(np.abs(labels - verdicts) <= tolerance + 1e-9))
     correlation = np.corrcoef(labels, verdicts)[0, 1] if np.ptp(labels) and np.ptp(verdicts) else 0.0
