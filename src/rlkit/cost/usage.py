@@ -102,9 +102,11 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
         ConfigError: the configuration sets a limit in dollars, or prices, that cannot have an effect.
     """
     prices, envs = config.prices, (*config.envs, *config.eval.envs)
-    found = {field_name: teacher for name in envs for field_name, teacher in config.find_teachers(name).items()}
+    run_teachers = {field_name: teacher for name in envs for field_name, teacher in config.find_teachers(name).items()}
     if kind == "engine":
-        teacher_prices = {f"{field_name}.prices": teacher.prices.prefill for field_name, teacher in found.items()}
+        teacher_prices = {
+            f"{field_name}.prices": teacher.prices.prefill for field_name, teacher in run_teachers.items()
+        }
         for name, value in {"budget_usd": config.budget_usd, "prices": prices.prefill, **teacher_prices}.items():
             if value is not None:
                 raise ConfigError(
@@ -113,7 +115,7 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
                 )
         return FREE
     price, teachers = _find_price(config.model, prices, config, "prices", kind), dict[str, Price]()
-    for field_name, teacher in found.items():
+    for field_name, teacher in run_teachers.items():
         if teacher.model in (None, config.model):
             if teacher.prices.prefill is not None:
                 raise ConfigError(f"{field_name}.prices has no effect: the teacher is the run's model; set prices")

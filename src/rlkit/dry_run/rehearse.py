@@ -318,10 +318,12 @@ def _load_prices(
     """
     price, model = price_of(config, choice.kind), config.model
     hosted = price_of(config, "hosted") if choice.kind == "engine" else None
-    hint = did_you_mean(model, hosted_prices())
+    is_listed = model in hosted_prices()
+    hint = "" if is_listed else did_you_mean(model, hosted_prices())
     if price is None:
         remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
-        detail = f"no price of {model} is known: {remedy}{'.' + hint if hint else ''}"
+        teachers = " or of a teacher" if any(map(config.find_teachers, config.envs)) else ""
+        detail = f"no price of {model}{teachers} is known: {remedy}{'.' + hint if hint else ''}"
         return None, None, [Part("prices", "not tried", detail)]
     listed, parts = hosted or price, list[Part]()
     if listed.date:
@@ -339,7 +341,8 @@ def _load_prices(
         f"{'a run would download them from the hub' if hub is None else f'and {hub}'}; the hosted service does not "
         "need them: set TINKER_API_KEY"
     )
-    unlisted = Part("prices", "not tried", f"{model} is not in the price table of the hosted service.{hint}")
+    absent = "the model of a teacher" if is_listed else f"{model}.{hint}"
+    unlisted = Part("prices", "not tried", f"the price table of the hosted service does not have {absent}")
     return None, hosted, [Part("model", "not tried", detail), *(parts or [unlisted])]
 
 
