@@ -12,6 +12,7 @@ from rlkit.config.loading.load import load_config
 from rlkit.config.loading.nodes import Node, Origin, dotted, find, plain
 from rlkit.config.loading.overrides import apply, split
 from rlkit.config.loading.resolved import ResolvedConfig
+from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
 from tests.config.strategies import KEYS, json_values
 
@@ -43,6 +44,8 @@ def test_a_condition_is_a_text(load: Load) -> None:
     resolved = load(ENVS, "source.run=earlier", "source.reward=>= 0.5")
     assert resolved.config.source is not None
     assert resolved.config.source.reward == ">= 0.5"
+    with pytest.raises(ConfigError, match=r"^command line: seed\.x: seed is a scalar"):
+        load(ENVS + "seed: 1\n", "seed.x=>= 0.5")
 
 
 def test_arguments_of_an_environment_are_set_one_by_one(load: Load) -> None:

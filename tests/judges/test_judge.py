@@ -287,6 +287,7 @@ def test_a_key_comes_from_the_named_variable(
         ({"budget_usd": -1.0}, "budget_usd"),
         ({"budget_tokens": "5"}, "budget_tokens"),
         ({"budget_tokens": -1}, "budget_tokens"),
+        ({"url": None, "service": "nonsense"}, "service: "),
         ({"temperature": -1, "attempts": 1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
@@ -310,6 +311,14 @@ def test_lists_of_two_numbers_infinite_limits_and_paths_are_settings(
     )
     assert (judge.scale, judge.prices) == ((0, 5), (1, 2.5))
     assert hash(judge) == hash(make_judge(scale=(0, 5), prices=(1, 2.5), budget_usd=0, folder=tmp_path / "judge"))
+
+
+def test_a_folder_may_be_in_the_home_directory(
+    make_judge: Callable[..., rlkit.Judge], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(make_judge(folder="~/verdicts").score(reply="a"))
+    assert len([*tmp_path.glob("verdicts/*/verdicts/*/*.json")]) == 1
 
 
 @pytest.mark.parametrize("folder", ["/proc/nope", "{file}", "{file}/folder"])

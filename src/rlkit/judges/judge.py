@@ -143,13 +143,10 @@ class Judge:
 
         Equal replies are shown once. The order follows from the texts, so that no member has a place of its own.
         """
-        is_text = [isinstance(cast("object", reply), str) for reply in replies]
-        if (
-            not all(is_text)
-            or not is_text
-            or isinstance(replies, str)
-            or "replies" not in read_field_names(self.prompt)
-        ):
+        texts = (
+            [] if isinstance(replies, str) else [reply for reply in replies if isinstance(cast("object", reply), str)]
+        )
+        if not texts or len(texts) < len(replies) or "replies" not in read_field_names(self.prompt):
             raise UsageError("judge: compare needs a list of texts, and a prompt with the field {replies}")
         distinct_replies = sorted(set(replies), key=hash_text)
         verdict = await self._judge(fields, distinct_replies)

@@ -34,9 +34,9 @@ def apply(root: Node, override: str) -> Node:
         ConfigError: the override is not of the form `path=value`, or its path goes through a scalar.
     """
     keys, text = split(override)
+    if re.fullmatch(r"\s*>.+", text):  # a condition, such as >= 1; in YAML it would begin a block of several lines
+        text = json.dumps(text.strip())
     try:
-        if re.fullmatch(r"\s*>.+", text):  # a condition, such as >= 1; a YAML block needs several lines
-            return _set(root, keys, Node(text.strip(), COMMAND_LINE), parents=())
         value = parse(text, source=COMMAND_LINE.source, lines=False) or Node(None, COMMAND_LINE)
     except ConfigError as error:
         problem = str(error).removeprefix(f"{COMMAND_LINE}: ")
