@@ -349,10 +349,7 @@ def test_rendered_tokens_are_the_recorded_ones_with_their_numbers(visit: Visit, 
     spans = visit.page.locator(".tokens .chunk span")
     assert spans.count() == sum(len(turn["prompt"]) + len(turn["completion"]) for turn in turns)
     first = len(turns[0]["prompt"])
-    script = (
-        "(count) => [...document.querySelectorAll('.tokens .chunk span')].slice(0, count).map((one) => one.innerText)"
-    )
-    text = "".join(visit.page.evaluate(script, first))
+    text = "".join(spans.all_text_contents()[:first])
     expected = "".join(episode["pieces"][str(token)] for token in turns[0]["prompt"])
     assert text.replace("↵", "") == expected
     assert "<|im_start|>" in text
@@ -364,7 +361,7 @@ def test_rendered_tokens_are_the_recorded_ones_with_their_numbers(visit: Visit, 
     advantage = episode["turns"][0]["advantages"]
     if advantage is not None and advantage[0] is not None:
         assert f"{abs(advantage[0]):.3f}" in details
-    forced = visit.page.locator(".tokens .chunk span.forced").all_inner_texts()
+    forced = visit.page.locator(".tokens .chunk span.forced").all_text_contents()
     assert "".join(forced).strip() == "The sum is"
     for colour in ("logprob", "gap", "mask", "version"):
         before = visit.page.locator(".tokens").inner_html()

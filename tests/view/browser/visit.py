@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,16 @@ READY = """() => {
 WATCH = """
 addEventListener("securitypolicyviolation", (event) => console.error("CSP", event.violatedDirective, event.blockedURI));
 """
+
+TEXTS = """(elements) => {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync("* { content-visibility: visible !important }");
+  document.adoptedStyleSheets.push(sheet);
+  const texts = elements.map((element) => element.innerText);
+  document.adoptedStyleSheets.pop();
+  return texts.map((text) => text.replace(/\\s+/g, " "));
+}"""
+"""Texts of elements, with what the browser has not laid out yet: that depends on the frame and on the scroll."""
 
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -90,12 +99,12 @@ class Visit:
         return self.page.evaluate("location.hash")
 
     def text(self, selector: str = "#main") -> str:
-        """Return the text that people see, with each run of white space as one space."""
-        return re.sub(r"\s+", " ", self.page.inner_text(selector))
+        """Return the text that people see, on the screen or off it, with each run of white space as one space."""
+        return self.page.locator(selector).first.evaluate(f"(element) => ({TEXTS})([element])[0]")
 
     def texts(self, selector: str) -> list[str]:
         """Return the text of each element, as `text`."""
-        return [re.sub(r"\s+", " ", text).strip() for text in self.page.locator(selector).all_inner_texts()]
+        return [text.strip() for text in self.page.locator(selector).evaluate_all(TEXTS)]
 
     def facts(self) -> dict[str, str]:
         """Return the terms and values of the definition lists, the first of each term."""
