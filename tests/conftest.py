@@ -51,9 +51,10 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     yield
 
 
-def find_third(item: pytest.Item) -> int:
-    """Return which third of the tests marked `rotated` a test belongs to."""
-    return crc32(item.nodeid.encode()) % 3
+def find_third(item: pytest.Item) -> int | None:
+    """Return which third of the tests marked `slow` or `rotated` a test belongs to; None for another test."""
+    is_rotated = any(item.get_closest_marker(mark) for mark in ("slow", "rotated"))
+    return crc32(item.nodeid.encode()) % 3 if is_rotated else None
 
 
 INSTALLING_FILES = {"test_openenv.py", "test_verifiers.py", "test_verifiers_env.py"}
@@ -62,7 +63,7 @@ INSTALLING_FILES = {"test_openenv.py", "test_verifiers.py", "test_verifiers_env.
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (third := os.environ.get("RLKIT_TEST_THIRD")) is not None:
-        others = {item for item in items if item.get_closest_marker("rotated") and find_third(item) != int(third)}
+        others = {item for item in items if find_third(item) not in (None, int(third))}
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=list(others))
     if os.environ.get("RLKIT_TEST_INSTALLS"):

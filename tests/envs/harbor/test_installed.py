@@ -237,7 +237,6 @@ def task(cache: Path, can_sandbox: None, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "program", "tool", "arguments"),
     [
@@ -309,7 +308,6 @@ workflow: {_type: tool_calling_agent, llm_name: policy, tool_names: [clock]}
 
 
 @pytest.mark.slow
-@pytest.mark.rotated
 @pytest.mark.parametrize("config", [None, CLOCK], ids=["chat", "tools"])
 def test_nemo_agent_answers(task: Path, programs: Path, tmp_path: Path, config: str | None) -> None:
     (task / "tests" / "test.sh").write_text(PATIENT_TEST.replace("/app/out", "/app/answer.txt"))
@@ -354,7 +352,6 @@ EVE_PACKAGES = ["eve@0.25.1", "@ai-sdk/openai@3.0.141", "ai@7.0.173", "zod@4.6.7
 
 
 @pytest.mark.slow
-@pytest.mark.rotated
 def test_eve_builds_and_runs_the_users_project(task: Path, programs: Path, tmp_path: Path) -> None:
     for name, text in EVE_PROJECT.items():
         (path := tmp_path / "eve" / name).parent.mkdir(parents=True, exist_ok=True)
