@@ -341,6 +341,7 @@ class Datum:
         logprobs: [N] float32, the sampler's log-probabilities; 0 for targets that were not sampled.
         advantages: [N] float32, 0 for targets that were not sampled.
         mask: [N] bool, True for targets that the model sampled.
+        top: K likeliest tokens of teachers in each place, their log-probabilities, and weights; each [N, K], or None.
     """
 
     prompt: Prompt
@@ -348,6 +349,7 @@ class Datum:
     logprobs: Floats
     advantages: Floats
     mask: Bools
+    top: tuple[Tokens, Floats, Floats] | None = None
 
 
 @dataclass(frozen=True, slots=True)

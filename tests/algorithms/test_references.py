@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,8 @@ from rlkit.algorithms.advantages import as_estimator, step_estimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
 from rlkit.algorithms.estimator import ConstantAdvantage
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.references import Reference, discounted_sums
+from rlkit.algorithms.losses import Distillation, ImportanceSampling, Loss
+from rlkit.algorithms.references import Reference, Scores, discounted_sums
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.errors import EnvironmentFault, ServiceError
 from rlkit.testing.world import digest
@@ -20,11 +22,15 @@ from rlkit.types import Datum, Floats, Group, Message, Prompt, as_prompt
 from tests.builders import episode, group, turn
 
 
-async def score(prompt: Prompt, last: int) -> Floats:
+def without_top(logprobs: Floats) -> Scores:
+    return Scores(logprobs, np.empty((len(logprobs), 0), np.int32), np.empty((len(logprobs), 0), np.float32))
+
+
+async def score(prompt: Prompt, last: int, top: int = 0) -> Scores:
     """A reference: the log-probability of a token follows from all tokens up to it."""
     tokens = prompt.tokens.tolist()
     every = [-5 * digest(*tokens[: place + 1]) / 2**64 for place in range(len(tokens))]
-    return np.array(every[-last:], np.float32)
+    return without_top(np.array(every[-last:], np.float32))
 
 
 @st.composite
@@ -83,7 +89,7 @@ def test_penalty_is_the_centred_drift_of_each_sampled_token(
     for datum, row in zip(penalized, rows, strict=True):
         np.testing.assert_allclose(datum.advantages, row, rtol=1e-4, atol=1e-4)
         assert not datum.advantages[~datum.mask].any()
-    np.testing.assert_allclose(np.concatenate(found_drifts), drifts, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate([drift.ratios for drift in found_drifts]), drifts, atol=1e-6)
     if not discount:
         added = sum(
             float((b.advantages - a.advantages).sum(dtype=np.float64)) for a, b in zip(data, penalized, strict=True)
@@ -118,7 +124,7 @@ def test_equal_rewards_are_trained_for_the_penalty_but_have_no_signal() -> None:
 def test_failed_episode_is_not_scored() -> None:
     result = prepare(group([1, None, 0]))
     assert len(result.data) == 2
-    assert [[len(drift) for drift in drifts] for _, drifts in result.drifts] == [[2, 2]]
+    assert [[len(drift.ratios) for drift in drifts] for _, drifts in result.drifts] == [[2, 2]]
 
 
 def test_penalty_of_a_group_is_repeatable() -> None:
@@ -129,7 +135,7 @@ def test_penalty_of_a_group_is_repeatable() -> None:
 def test_step_estimates_keep_the_penalty_without_new_requests() -> None:
     scored_lengths = list[int]()
 
-    async def counting(prompt: Prompt, last: int) -> Floats:
+    async def counting(prompt: Prompt, last: int, top: int) -> Scores:
         scored_lengths.append(last)
         return await score(prompt, last)
 
@@ -156,8 +162,8 @@ def test_step_estimates_keep_the_penalty_without_new_requests() -> None:
 
 
 def test_missing_logprob_of_the_reference_is_a_service_error() -> None:
-    async def nothing(prompt: Prompt, last: int) -> Floats:
-        return np.full(last, np.nan, np.float32)
+    async def nothing(prompt: Prompt, last: int, top: int) -> Scores:
+        return without_top(np.full(last, np.nan, np.float32))
 
     preparation = Preparation({"env": GroupMean()}, references={"env": [Reference(nothing, 1.0)]})
     with pytest.raises(ServiceError, match="no log-probability for a sampled token"):
@@ -165,8 +171,8 @@ def test_missing_logprob_of_the_reference_is_a_service_error() -> None:
 
 
 def test_tokens_beyond_the_context_of_a_reference_have_no_term() -> None:
-    async def score_first(prompt: Prompt, last: int) -> Floats:
-        return (await score(prompt, last))[:2]
+    async def score_first(prompt: Prompt, last: int, top: int) -> Scores:
+        return (await score(prompt, last)).take(slice(0, 2))
 
     played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3, 4, 5])]),))
     cut, whole = (
@@ -205,6 +211,102 @@ def test_a_teacher_adds_the_uncentred_ratio_of_each_sampled_token(
     assert not any(datum.advantages[~datum.mask].any() for datum in taught)
 
 
+VOCABULARY = 6
+
+
+def draw_distribution(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(VOCABULARY, 0.5)).astype(np.float64)
+
+
+def make_teacher(probabilities: np.ndarray, top: int, weight: float) -> Reference:
+    async def score_top(prompt: Prompt, last: int, count: int) -> Scores:
+        tokens = np.argsort(-probabilities)[:count].astype(np.int32)
+        logprobs = np.log(probabilities[prompt.tokens[-last:]]).astype(np.float32)
+        rows = np.log(probabilities[tokens]).astype(np.float32)
+        return Scores(logprobs, np.tile(tokens, (last, 1)), np.tile(rows, (last, 1)))
+
+    return Reference(score_top, weight, is_teacher=True, top_tokens=top)
+
+
+def make_datum(token: int, q: np.ndarray, reward: float = 0.0) -> Datum:
+    """A forced token, and then one that was sampled from q."""
+    return Datum(
+        prompt=as_prompt([0, 0]),
+        targets=np.array([0, token], np.int32),
+        logprobs=np.array([0, np.log(q[token])], np.float32),
+        advantages=np.array([0, reward], np.float32),
+        mask=np.array([False, True]),
+    )
+
+
+@pytest.mark.parametrize("tops", [(1,), (3,), (VOCABULARY,), (3, 3), (VOCABULARY, VOCABULARY)])
+def test_distillation_has_the_expected_gradient_of_the_divergence_with_less_variance(tops: tuple[int, ...]) -> None:
+    q, logits = draw_distribution(0), torch.tensor(np.log(draw_distribution(0)), requires_grad=True)
+    teachers = [make_teacher(draw_distribution(n), top, weight=n / 2) for n, top in enumerate(tops, 1)]
+    expected = torch.zeros((), dtype=torch.float64)
+    for number in range(1, len(tops) + 1):
+        ratios = torch.log_softmax(logits, 0) - torch.log(torch.tensor(draw_distribution(number)))
+        expected = expected + number / 2 * (torch.softmax(logits, 0) * ratios).sum()
+    (expected_gradient,) = torch.autograd.grad(expected, logits)
+
+    def differentiate(loss: Loss, data: Datum) -> torch.Tensor:
+        logp = torch.log_softmax(logits, 0)
+        targets = data.targets if data.top is None else np.column_stack([data.targets, data.top[0]])
+        row = torch.stack([logp.detach()[targets[0]], logp[targets[1]]])
+        if isinstance(loss, Distillation):
+            value, _ = loss.compute([data], [row])
+        else:
+            value = -(row[:, 0] - float(data.logprobs[1])).exp()[1] * float(data.advantages[1])
+        (gradient,) = torch.autograd.grad(value, logits)
+        return gradient
+
+    gradients: dict[str, list[torch.Tensor]] = {"distillation": [], "sampled": []}
+    for token in range(VOCABULARY):
+        data = [make_datum(token, q)]
+        for teacher in teachers:
+            data = teacher.apply(data, asyncio.run(teacher.drifts([(data[0], turn([0, 0], [token]))])))
+        assert data[0].top is not None
+        assert [array.shape for array in data[0].top] == [(2, sum(tops))] * 3
+        gradients["distillation"].append(differentiate(Distillation(top_tokens=max(tops)), data[0]))
+        gradients["sampled"].append(differentiate(ImportanceSampling(), data[0]))
+    variances = dict[str, float]()
+    for name, rows in gradients.items():
+        mean = sum((float(share) * row for share, row in zip(q, rows, strict=True)), torch.zeros(VOCABULARY))
+        np.testing.assert_allclose(mean, expected_gradient, atol=1e-5)
+        variances[name] = sum(
+            float(share) * float((row - mean).square().sum()) for share, row in zip(q, rows, strict=True)
+        )
+    assert variances["distillation"] <= variances["sampled"] + 1e-6
+    if max(tops) >= VOCABULARY:
+        assert variances["distillation"] < 1e-9
+
+
+def test_the_advantage_of_a_reward_counts_beside_the_likeliest_tokens() -> None:
+    q = draw_distribution(0)
+    teacher, logp = make_teacher(draw_distribution(1), VOCABULARY, weight=2), torch.tensor(np.log(q))
+    values = list[float]()
+    for reward in (0.0, 3.0):
+        data = [make_datum(4, q, reward)]
+        data = teacher.apply(data, asyncio.run(teacher.drifts([(data[0], turn([0, 0], [4]))])))
+        assert data[0].top is not None
+        row = logp[np.column_stack([data[0].targets, data[0].top[0]])]
+        values.append(float(Distillation().compute(data, [row])[0]))
+    assert values[1] - values[0] == pytest.approx(-3.0, abs=1e-5)
+
+
+def test_weights_of_the_likeliest_tokens_are_normalised_as_advantages_are() -> None:
+    played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3, 4])]),))
+    references = {"env": [make_teacher(draw_distribution(1), 2, weight=1)]}
+    (plain,) = asyncio.run(Preparation(NO_ADVANTAGES, references=references).prepare(played)).data
+    normalization = Normalization("token", 4, 1)
+    preparation = Preparation(NO_ADVANTAGES, references=references, normalization=normalization)
+    (scaled,) = asyncio.run(preparation.prepare(played)).data
+    assert plain.top is not None
+    assert scaled.top is not None
+    np.testing.assert_allclose(scaled.advantages, plain.advantages / 12, rtol=1e-6)
+    np.testing.assert_allclose(scaled.top[2], plain.top[2] / 12, rtol=1e-6)
+
+
 def test_a_teacher_is_a_signal_without_rewards() -> None:
     preparation = Preparation(NO_ADVANTAGES, references={"env": [Reference(score, 1.0, is_teacher=True)]})
     prepared = asyncio.run(preparation.prepare(group([0])))
@@ -224,7 +326,7 @@ def test_a_teacher_counts_in_its_steps_only(version: int, is_active: bool) -> No
 def test_a_teacher_sees_its_own_prompt_and_the_same_reply() -> None:
     seen = list[list[int]]()
 
-    async def note_tokens(prompt: Prompt, last: int) -> Floats:
+    async def note_tokens(prompt: Prompt, last: int, top: int) -> Scores:
         seen.append(prompt.tokens.tolist())
         return await score(prompt, last)
 

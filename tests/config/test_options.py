@@ -192,6 +192,7 @@ def test_every_option_is_read_where_the_table_says(
     taught: dict[str, object] = {
         "envs": {"talk": {"env": f"{__file__}:Talk", "teacher": teacher, "reward": "none"}, "words": WORDS},
         "teacher": {},
+        "loss": "distillation",
         "chat": {"tokenizer": str(byte_model_dir)},
         "prices": prices,
     }

@@ -24,8 +24,8 @@ class Word(rlkit.SingleTurnEnv):
 
     rollouts: list[str] = []  # noqa: RUF012  counted across copies
 
-    def prompt(self) -> str:
-        return "word"
+    def prompt(self) -> list[rlkit.Message]:
+        return [{"role": "user", "content": "word"}]
 
     def grade(self, reply: rlkit.Reply) -> float:
         self.rollouts.append(reply.text)
@@ -40,6 +40,10 @@ def wrong(byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         WrongService(server.url) as wrong,
     ):
         yield wrong
+
+
+def advise(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    return [{"role": "system", "content": "Say it."}, *messages]
 
 
 def _train(wrong: WrongService, model: Path, directory: Path, settings: dict[str, object]) -> None:
@@ -66,6 +70,10 @@ def _refuse_scores(path: str, body: Json) -> int | None:
     return 422 if path == "asample" and body.get("prompt_logprobs") else None
 
 
+def _refuse_likeliest(path: str, body: Json) -> int | None:
+    return 422 if path == "asample" and body.get("topk_prompt_logprobs") else None
+
+
 def _set_no_such_loss(request: object) -> None:
     request.loss_fn = "nosuch"  # type: ignore[attr-defined]
 
@@ -76,8 +84,13 @@ def _set_no_such_loss(request: object) -> None:
         (Fault(train=_set_no_such_loss), {"loss": {"name": "gspo"}}, "the loss 'gspo'"),
         (_refuse("save_weights"), {}, "saving checkpoints"),
         (Fault(status=_refuse_scores), {"kl_penalty": {"coefficient": 0.1}}, "log-probabilities of prompts"),
+        (
+            Fault(status=_refuse_likeliest),
+            {"teacher": {"prompt": f"{__name__}:advise"}, "loss": "distillation"},
+            "the 20 likeliest tokens of prompts",
+        ),
     ],
-    ids=["loss", "checkpoints", "scores"],
+    ids=["loss", "checkpoints", "scores", "likeliest"],
 )
 def test_a_run_names_what_the_service_lacks(
     wrong: WrongService, byte_model_dir: Path, tmp_path: Path, fault: Fault, settings: dict[str, object], need: str

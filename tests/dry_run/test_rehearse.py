@@ -28,6 +28,12 @@ SETTINGS: dict[str, object] = {
     "steps": 50,
     "service": {"base_url": "http://127.0.0.1:9"},  # nobody listens there
 }
+
+
+def advise(messages: list[rlkit.Message]) -> list[rlkit.Message]:
+    return [{"role": "system", "content": "Be brief."}, *messages]
+
+
 TALKS = [Talk(number) for number in range(4)]
 HELD_OUT_TASKS = [Word(number) for number in range(100, 130)]
 
@@ -460,6 +466,13 @@ def test_a_teacher_of_some_steps_counts_in_the_steps_of_a_small_run(window: dict
         config = make_small_config(load_config([], settings=SETTINGS | settings | more).config)
         (found,) = config.find_teachers("words").values()
         assert (found.weight, found.first_step, found.last_step) == (2.0, 1, None)
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "distillation"])
+def test_a_run_with_a_teacher_is_rehearsed(loss: str) -> None:
+    rehearsal = run_rehearsal(TALKS, reward="none", teacher={"prompt": f"{__name__}:advise"}, loss=loss)
+    assert rehearsal.ok, rehearsal.parts
+    assert find_part(rehearsal, "training").status == "ok"
 
 
 def test_nudged_estimator_keeps_estimating_whole_steps() -> None:

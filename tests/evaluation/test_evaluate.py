@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit._util.priority_semaphore import Slots
-from rlkit.algorithms.references import Reference
+from rlkit.algorithms.references import Reference, Scores
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
 from rlkit.evaluation.evaluate import Evaluation, compute_eval_metrics, evaluate
@@ -26,7 +26,7 @@ from rlkit.rollout.player import Player
 from rlkit.rollout.runner import LocalRunner
 from rlkit.rollout.settings import EnvSettings
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
-from rlkit.types import Episode, Floats, Group, Prompt, Sampling
+from rlkit.types import Episode, Group, Prompt, Sampling
 from tests.builders import group
 
 TASKS = """
@@ -209,8 +209,9 @@ def test_standard_error_is_clustered_by_task(rewards: list[list[float | None]]) 
 
 
 def make_reference(logprob: float, *, is_teacher: bool = True) -> Reference:
-    async def score(prompt: Prompt, last: int) -> Floats:
-        return np.full(last, logprob, np.float32)
+    async def score(prompt: Prompt, last: int, top: int) -> Scores:
+        none = np.empty((last, 0), np.int32)
+        return Scores(np.full(last, logprob, np.float32), none, none.astype(np.float32))
 
     return Reference(score, 1.0, is_teacher=is_teacher)
 

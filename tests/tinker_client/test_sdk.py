@@ -18,7 +18,8 @@ from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
 from rlkit.tinker_client.connector import ServiceAddress
-from rlkit.tinker_client.sdk import TinkerService, capture_warnings, model_input
+from rlkit.tinker_client.sdk import TinkerService, capture_warnings
+from rlkit.tinker_client.sdk_types import model_input
 from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
 
 

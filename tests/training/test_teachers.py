@@ -118,12 +118,16 @@ def load_network(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
 
 
-def score(model: Path, tokens: list[int]) -> np.ndarray:
-    """Log-probabilities of transformers, [P - 1] float64, of each token but the first."""
+def score_all(model: Path, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities of transformers, [P - 1, V] float64, in the place of each token but the first."""
     network = load_network(model)
     with torch.no_grad():
-        logprobs = network(torch.tensor([tokens])).logits[0].log_softmax(-1)
-    return logprobs[:-1].gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
+        return network(torch.tensor([tokens])).logits[0].log_softmax(-1)[:-1]
+
+
+def score(model: Path, tokens: list[int]) -> np.ndarray:
+    """Log-probabilities of transformers, [P - 1] float64, of each token but the first."""
+    return score_all(model, tokens).gather(-1, torch.tensor(tokens[1:])[:, None])[:, 0].numpy()
 
 
 def test_the_advantage_is_the_log_ratio_of_both_models(byte_model_dir: Path, teacher_dir: Path) -> None:
@@ -183,10 +187,34 @@ def test_the_gradient_is_that_of_float64(
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-3
 
 
+@pytest.mark.parametrize("top", [3, 1024])
+def test_the_likeliest_tokens_have_the_mean_of_their_advantages(
+    byte_model_dir: Path, teacher_dir: Path, top: int
+) -> None:
+    teacher, loss = {"model": str(teacher_dir), "weight": 0.5}, {"name": "distillation", "top_tokens": top}
+    result = asyncio.run(make_trainer(byte_model_dir, steps=1, teacher=teacher, loss=loss, eval=None).train())
+    update, expected = read_update(update_path(result.directory, 1)), 0.0
+    for record in read_groups(table_path(result.directory, 1)):
+        for sequence in update[record.group.draw].sequences:
+            (turn,) = record.group.episodes[sequence.member].turns
+            tokens, count = [*turn.prompt.tokens.tolist(), *turn.completion.tolist()], len(turn.completion)
+            taught, own = (score_all(model, tokens)[-count:] for model in (teacher_dir, byte_model_dir))
+            sampled = torch.from_numpy(turn.completion.astype(np.int64))[:, None]
+            ratio = (own - taught).gather(1, sampled)[:, 0]
+            np.testing.assert_allclose(sequence.advantages, -0.5 * ratio, atol=2e-4)
+            likeliest = taught.topk(min(top, taught.shape[1]), -1).indices
+            means = (own.exp() * (own - taught) * own).gather(1, likeliest).sum(1)
+            means /= own.exp().gather(1, likeliest).sum(1)
+            expected += 0.5 * float(torch.where((likeliest == sampled).any(1), means, ratio).sum())
+    assert result.metrics["service/loss:sum"] == pytest.approx(expected, rel=1e-3)
+    assert_trained_exactly_once(result.directory)
+
+
 @pytest.mark.slow
-def test_a_student_approaches_its_teacher_without_rewards(byte_model_dir: Path, teacher_dir: Path) -> None:
-    batch = {"groups": 4, "group_size": 64}
-    trainer = make_trainer(byte_model_dir, steps=10, teacher={"model": str(teacher_dir)}, batch=batch)
+@pytest.mark.parametrize("loss", ["importance_sampling", "distillation"])
+def test_a_student_approaches_its_teacher_without_rewards(byte_model_dir: Path, teacher_dir: Path, loss: str) -> None:
+    teacher, batch = {"model": str(teacher_dir)}, {"groups": 4, "group_size": 64}
+    trainer = make_trainer(byte_model_dir, steps=10, teacher=teacher, batch=batch, loss=loss)
     result = asyncio.run(trainer.train())
     lines = dict(read_metrics(result.directory / "metrics.jsonl"))
     kl = [lines[step]["eval/talk/teacher/kl"] for step in (0, 5, 10)]
@@ -247,10 +275,12 @@ def test_each_environment_may_have_its_own_teacher_for_some_steps(byte_model_dir
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loss", ["importance_sampling", "distillation"])
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(
-    byte_model_dir: Path, teacher_dir: Path, tmp_path: Path
+    byte_model_dir: Path, teacher_dir: Path, tmp_path: Path, loss: str
 ) -> None:
-    settings = {"steps": 6, "teacher": {"model": str(teacher_dir)}, "eval": None, "checkpoint": {"every": 2}}
+    teacher = {"model": str(teacher_dir)}
+    settings = {"steps": 6, "teacher": teacher, "loss": loss, "eval": None, "checkpoint": {"every": 2}}
     whole = asyncio.run(make_trainer(byte_model_dir, directory=tmp_path / "whole", **settings).train())
     trainer = make_trainer(byte_model_dir, directory=tmp_path / "cut", **settings)
 
@@ -413,6 +443,12 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
         ({"teacher": {"prompt": "x:y"}, "advantage": "grpo"}, "advantage: has no effect, because reward is none"),
         ({"teacher": {"prompt": "x:y"}, "length_penalty": {"coefficient": 1.0}}, "length_penalty: has no effect"),
         ({"teacher": {"modle": "x"}}, "modle"),
+        ({"loss": "distillation", "reward": "train"}, "loss: distillation needs a teacher"),
+        ({"teacher": {"prompt": "x:y"}, "loss": {"name": "distillation", "top_tokens": 0}}, r"loss\.top_tokens"),
+        (
+            {"teachers": {"a": {"prompt": "x:y", "discount": 0.5}}, "loss": "distillation"},
+            r"teachers\.a: discount and clip have no effect with the loss distillation",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named(byte_model_dir: Path, settings: Mapping[str, object], message: str) -> None:

@@ -169,7 +169,7 @@ class Preparation:
             member_weights = self.normalization.weights(np.array([*tokens.values()], np.int64))
             weights = dict(zip(tokens, member_weights.astype(np.float32), strict=True))
             pairs = zip(data, draft.paths, strict=True)
-            data = [replace(datum, advantages=datum.advantages * weights[member]) for datum, (member, _) in pairs]
+            data = [_scale(datum, weights[member]) for datum, (member, _) in pairs]
         trained = [self._is_trained(datum, draft.group) for datum in data]
         data, paths = tuple(compress(data, trained)), tuple(compress(draft.paths, trained))
         return replace(draft, data=data, paths=paths, drifts=drifts)
@@ -222,6 +222,11 @@ def keep_first(prompt: Prompt, count: int) -> Prompt:
         if image.start < count < image.start + image.length:
             count = image.start
     return Prompt(prompt.tokens[:count], tuple(image for image in prompt.images if image.start < count))
+
+
+def _scale(datum: Datum, weight: np.float32) -> Datum:
+    top = datum.top and (*datum.top[:2], datum.top[2] * weight)
+    return replace(datum, advantages=datum.advantages * weight, top=top)
 
 
 def _cut(datum: Datum, count: int) -> Datum:

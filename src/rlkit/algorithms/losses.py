@@ -181,6 +181,39 @@ class CrossEntropy(Loss):
     name: ClassVar = "cross_entropy"
 
 
+class Distillation(LocalLoss):
+    """`importance_sampling`, where a teacher's advantage of a sampled token is averaged over its likeliest tokens, if
+    the sampled token is one of them. The expectation is the same, with less variance. Computed on this machine, with a
+    second pass over the batch.
+
+    The terms of the K tokens v are Σ_v w·p(v)·(log p(v) − log p_teacher(v))·∇log p(v) / Σ_v p(v): the mean of the
+    sampled token's term, given that it is one of these tokens (Rao and Blackwell).
+    """
+
+    name: ClassVar = "distillation"
+    top_tokens: Annotated[int, Field(ge=1, le=1024)] = 20
+    """Number K of likeliest tokens of each teacher. Services may have a limit."""
+
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:  # noqa: D102  inherited
+        import torch
+
+        terms = list[torch.Tensor]()
+        for datum, row in zip(data, logprobs, strict=True):
+            logp = row if datum.top is None else row[:, 0]
+            advantages, q = torch.tensor(datum.advantages), torch.tensor(datum.logprobs)
+            parts = () if datum.top is None else (*map(torch.tensor, datum.top), row[:, 1:])
+            # Each teacher has K columns.
+            for tokens, taught, weights, top in zip(*(part.split(self.top_tokens, 1) for part in parts), strict=True):
+                is_sampled = (tokens == torch.tensor(datum.targets)[:, None]) & (weights > 0)
+                own = is_sampled * weights * (taught - q[:, None])
+                p = top.detach().exp() * (weights > 0) * is_sampled.any(1, keepdim=True)
+                mean = weights * p / p.sum(1, keepdim=True).clamp_min(1e-30) * (taught - top.detach())
+                advantages = advantages - own.sum(1)
+                terms.append(-(mean * top).sum())
+            terms.append(-((logp - q).exp() * advantages).sum())
+        return torch.stack(terms).sum(), {}
+
+
 class GSPO(PPO):
     """PPO's clipped surrogate with one ratio for a whole sequence, the geometric mean of its sampled tokens' p/q."""
 
@@ -198,7 +231,9 @@ class GSPO(PPO):
         return super().clips(mean, advantages)
 
 
-LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (ImportanceSampling, PPO, CISPO, DRO, GSPO, CrossEntropy)}
+LOSSES: dict[str, type[Loss]] = {
+    loss.name: loss for loss in (ImportanceSampling, PPO, CISPO, DRO, GSPO, CrossEntropy, Distillation)
+}
 """Classes of the losses by name; add a class of your own to make its name known."""
 
 

@@ -14,14 +14,41 @@ from numpy.typing import NDArray
 
 from rlkit._util.threads import run_together
 from rlkit.errors import EnvironmentFault, ServiceError
-from rlkit.types import Datum, Floats, Group, Message, Prompt, Turn, as_prompt
+from rlkit.types import Bools, Datum, Floats, Group, Message, Prompt, Tokens, Turn, as_prompt
 
-type Score = Callable[[Prompt, int], Awaitable[Floats]]
-"""Function from a prompt and a count to the reference's float32 log-probabilities of the last `count` tokens, without
-those of tokens beyond the reference's context."""
+_EMPTY_LOGPROB = -9_999.0  # services fill places without a token with less
 
-type Drifts = Sequence[NDArray[np.float64]]
-"""For each sequence of a group, d = log q − log p_ref of its sampled tokens, [sampled] float64."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """A model's log-probabilities of N tokens of a prompt, and its K likeliest tokens in their places."""
+
+    logprobs: Floats  # [N] float32
+    top_tokens: Tokens  # [N, K] int32
+    top_logprobs: Floats  # [N, K] float32
+
+    def take(self, places: slice | Bools) -> Scores:
+        """Return the scores of some of the tokens."""
+        return Scores(self.logprobs[places], self.top_tokens[places], self.top_logprobs[places])
+
+
+NO_SCORES = Scores(np.empty(0, np.float32), np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+
+type Score = Callable[[Prompt, int, int], Awaitable[Scores]]
+"""Function from a prompt, a count and K to the reference's scores of the last `count` tokens, without those of tokens
+beyond the reference's context."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drift:
+    """The distance of the S sampled tokens of a sequence from a reference."""
+
+    ratios: NDArray[np.float64]  # [S], d = log q − log p_ref; 0 beyond the reference's context
+    scores: Scores  # of the sampled tokens within the reference's context
+
+
+type Drifts = Sequence[Drift]
+"""The drift of each sequence of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +70,7 @@ class Reference:
     is_teacher: bool = False  # the reference is to be approached, so its drifts are not centred
     name: str = ""  # name of one of several teachers, for metrics
     clip: float = np.inf  # largest |d| in the term
+    top_tokens: int = 0  # likeliest tokens of a teacher to give to the loss `distillation`
     first_step: int = 1  # first training step of the term
     last_step: int | None = None  # last training step of the term; None for no end
     # Makes the prompt that the reference sees in the place of a segment's first prompt, from the messages of that
@@ -60,21 +88,38 @@ class Reference:
 
     def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
         """Return a group's sequences with the term in their advantages."""
-        clipped = [drift.clip(-self.clip, self.clip) for drift in drifts]
+        clipped = [drift.ratios.clip(-self.clip, self.clip) for drift in drifts]
         every = np.concatenate([np.empty(0), *clipped])
         mean = 0.0 if self.is_teacher or not len(every) else float(every.mean())
         changed = list[Datum]()
-        for datum, drift in zip(data, clipped, strict=True):
+        for datum, drift, ratios in zip(data, drifts, clipped, strict=True):
             advantages = datum.advantages.copy()
-            advantages[datum.mask] += self.weight * discounted_sums(mean - drift, self.discount)
-            changed.append(replace(datum, advantages=advantages))
+            advantages[datum.mask] += self.weight * discounted_sums(mean - ratios, self.discount)
+            top = self._find_top(datum, drift.scores) if self.top_tokens else datum.top
+            changed.append(replace(datum, advantages=advantages, top=top))
         return changed
 
-    async def _drift(self, datum: Datum, root: Turn) -> NDArray[np.float64]:
-        """Request the drift of a sequence, [sampled] float64."""
+    def _find_top(self, datum: Datum, scores: Scores) -> tuple[Tokens, Floats, Floats]:
+        """Return the likeliest tokens of this reference, after those of the others."""
+        places, shape = np.flatnonzero(datum.mask)[: len(scores.logprobs)], (len(datum.targets), self.top_tokens)
+        tokens, logprobs, weights = np.zeros(shape, np.int32), *np.zeros((2, *shape), np.float32)
+        count = scores.top_tokens.shape[1]  # a small vocabulary has fewer tokens
+        tokens[places, :count], logprobs[places, :count] = scores.top_tokens, scores.top_logprobs
+        weights[places, :count] = np.where(scores.top_logprobs > _EMPTY_LOGPROB, self.weight, 0)
+        if datum.top is None:
+            return tokens, logprobs, weights
+        before, logprobs_before, weights_before = datum.top
+        return (
+            np.hstack([before, tokens]),
+            np.hstack([logprobs_before, logprobs]),
+            np.hstack([weights_before, weights]),
+        )
+
+    async def _drift(self, datum: Datum, root: Turn) -> Drift:
+        """Request the drift of a sequence."""
         places = np.flatnonzero(datum.mask)
         if not len(places):
-            return np.empty(0)
+            return Drift(np.empty(0), NO_SCORES)
         last = len(datum.targets) - int(places[0])  # from the first sampled token on
         sequence = datum.prompt + as_prompt(datum.targets[-1:])
         if self.make_context is not None:
@@ -82,13 +127,14 @@ class Reference:
                 problem = "a turn has tokens and no messages, because its environment called policy.sample"
                 raise EnvironmentFault(f"teacher.prompt: {problem}; use policy.chat, or leave out teacher.prompt")
             sequence = self.make_context(root.messages[:-1]) + sequence.drop_first(len(root.prompt))
-        scores = (await self.score(sequence, last)).astype(np.float64)
-        span = slice(int(places[0]), int(places[0]) + len(scores))
-        drift = (datum.logprobs[span] - scores)[datum.mask[span]]
-        if not np.isfinite(drift).all():
+        answer = await self.score(sequence, last, self.top_tokens)
+        span = slice(int(places[0]), int(places[0]) + len(answer.logprobs))
+        scores = answer.take(datum.mask[span])
+        ratios = datum.logprobs[span][datum.mask[span]] - scores.logprobs.astype(np.float64)
+        if not np.isfinite(ratios).all():
             raise ServiceError("asking the reference: the service returned no log-probability for a sampled token")
         # Tokens beyond the reference's context have no term.
-        return np.concatenate([drift, np.zeros(len(places) - len(drift))])
+        return Drift(np.concatenate([ratios, np.zeros(len(places) - len(ratios))]), scores)
 
 
 def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.float64]:

@@ -91,9 +91,9 @@ class Evaluation:
             episodes = [episode for group in groups if group.env == name for episode in group.episodes]
             sequences = [pair for episode in episodes for pair in rooted_data(episode)]
             for teacher in teachers:
-                answers = await teacher.drifts(sequences)
+                answers = await replace(teacher, top_tokens=0).drifts(sequences)
                 for key in teacher_keys(f"eval/{name}", teacher):
-                    drifts[key] += answers
+                    drifts[key] += [drift.ratios for drift in answers]
         return mean_by_token(drifts)
 
 

@@ -255,8 +255,8 @@ def _shaping_metrics(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     shaping = [{"batch/length_penalty": group.length_penalty, "batch/clipped": group.clipped} for group in prepared]
     metrics = _mean_by_key([{key: value for key, value in row.items() if value is not None} for row in shaping])
     columns = defaultdict[str, list[NDArray[np.float64]]](list)
-    for env, reference, drifts in [(group.group.env, *pair) for group in prepared for pair in group.drifts]:
-        prefix = "teacher" if reference.is_teacher else "kl_reference"
+    for env, reference, answers in [(group.group.env, *pair) for group in prepared for pair in group.drifts]:
+        prefix, drifts = "teacher" if reference.is_teacher else "kl_reference", [drift.ratios for drift in answers]
         columns[f"{prefix}/v1"] += drifts
         columns[f"{prefix}/v2"] += [np.square(drift) / 2 for drift in drifts]
         if reference.is_teacher:

@@ -82,7 +82,8 @@ class Service(Protocol):
     async def scorer(self, *, model: str, checkpoint: str | None = None) -> Score:
         """Return a function that scores the end of a prompt with the base model, or a checkpoint of sampler weights.
 
-        It scores 1 … P − 1 of the prompt's P positions, and returns NaN for positions without a log-probability.
+        It scores 1 … P − 1 of the prompt's P positions, and returns NaN for positions without a log-probability. An
+        empty place among the likeliest tokens has a log-probability below −9,999.
         """
         ...
 

@@ -11,13 +11,12 @@ from copy import deepcopy
 from functools import cache, partial
 from typing import cast
 
-import numpy as np
-
 from rlkit._util.frames import describe_error
 from rlkit._util.json_values import describe_type
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.datums import keep_first
-from rlkit.algorithms.references import Reference, Score
+from rlkit.algorithms.losses import Distillation
+from rlkit.algorithms.references import NO_SCORES, Reference, Score, Scores
 from rlkit.chat.format import ChatFormat
 from rlkit.config.loading.objects import load_function
 from rlkit.config.schema import Config
@@ -26,7 +25,7 @@ from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.service import Service
 from rlkit.service.watch import ServiceWatch
 from rlkit.tokenizers.equality import check_source_runs, require_equal_tokenizers
-from rlkit.types import Floats, Message, Prompt
+from rlkit.types import Message, Prompt
 
 type References = Mapping[str, Sequence[Reference]]
 """References by environment."""
@@ -67,6 +66,7 @@ async def load_references(
                     is_teacher=True,
                     name=field.removeprefix(f"envs.{env}.").removeprefix("teacher").removeprefix("s."),
                     clip=spec.clip or math.inf,
+                    top_tokens=config.loss.top_tokens if isinstance(config.loss, Distillation) else 0,
                     # Steps ahead play the first groups after the warm start with weights of its last steps.
                     first_step=1 if spec.first_step <= config.warm_start_steps + 1 else spec.first_step,
                     last_step=spec.last_step,
@@ -93,17 +93,17 @@ async def _load_score(
     context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
     note_once = cache(watch.note)
 
-    async def score(prompt: Prompt, last: int) -> Floats:
+    async def score(prompt: Prompt, last: int, top: int) -> Scores:
         if context is not None and len(prompt) >= context:  # the request samples one token more
             note_once(f"{field}: tokens beyond its context of {context:,} tokens have no term in the advantages")
             beginning = keep_first(prompt, context - 1)
             prompt, last = beginning, last - len(prompt) + len(beginning)
         if last <= 0:
-            return np.empty(0, np.float32)
-        logprobs = await watch.call(lambda: compute_score(prompt, last), "scoring by the reference", retry=True)
+            return NO_SCORES
+        scores = await watch.call(lambda: compute_score(prompt, last, top), "scoring by the reference", retry=True)
         if price is not None:
             service.usage.other_usd += price.scoring_difference(model, len(prompt), 1)
-        return logprobs
+        return scores
 
     return score
 

@@ -22,6 +22,7 @@ from typing import Any, override
 import numpy as np
 import tinker
 from tinker import types
+from tinker.types.topk_logprobs import TopkLogprobs
 from torch import Tensor
 
 from rlkit.errors import ServiceError, UsageError
@@ -161,7 +162,9 @@ class SimulatedTrainingClient:
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
             weights = "weights" if loss_fn == "cross_entropy" else "advantages"
             advantages = [np.asarray(datum.loss_fn_inputs[weights].data, np.float64) for datum in data]
-            return {"loss:sum": math.fsum(-float(a @ logp) for a, logp in zip(advantages, logprobs, strict=True))}
+            return {
+                "loss:sum": math.fsum(-float(a @ logp.ravel()) for a, logp in zip(advantages, logprobs, strict=True))
+            }
 
         return self._differentiate(data, loss, passes=1)
 
@@ -193,7 +196,11 @@ class SimulatedTrainingClient:
 
         def compute() -> types.ForwardBackwardOutput:
             logprobs = [
-                np.full(datum.model_input.length, -1 - digest(self._weights, datum_digest) / 2**64, np.float32)
+                np.full(
+                    datum.loss_fn_inputs["target_tokens"].to_numpy().shape,
+                    -1 - digest(self._weights, datum_digest) / 2**64,
+                    np.float32,
+                )
                 for datum, datum_digest in zip(data, digests, strict=True)
             ]
             metrics = dict(loss(logprobs))
@@ -258,9 +265,21 @@ class SimulatedSamplingClient:
         self._turn = asyncio.Lock()
 
     def sample(
-        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
+        self,
+        prompt: types.ModelInput,
+        num_samples: int,
+        sampling_params: types.SamplingParams,
+        *,
+        include_prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        prompt_logprobs_last_n: int | None = None,
     ) -> SimulatedFuture[types.SampleResponse]:
-        """Sample lower-case letters, determined by prompt, seed and index; `Latency` determines their number."""
+        """Sample lower-case letters, determined by prompt, seed and index; `Latency` determines their number.
+
+        A request for log-probabilities of the prompt gets them, and no samples.
+        """
+        if include_prompt_logprobs:
+            return self._score(prompt, topk_prompt_logprobs, prompt_logprobs_last_n or prompt.length)
         key, seed, world = _encode_prompt(prompt), sampling_params.seed, self._world
         world.calls["samples"] += num_samples
         world.calls["prefill_tokens"] += prompt.length
@@ -282,16 +301,14 @@ class SimulatedSamplingClient:
         ]
         return SimulatedFuture(self._respond(num_samples, seconds, types.SampleResponse(response)))
 
-    def compute_logprobs(
-        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
-    ) -> SimulatedFuture[list[float | None]]:
-        """Return log-probabilities of the last tokens, determined by the prompt; None for the other tokens."""
+    def _score(self, prompt: types.ModelInput, top: int, last: int) -> SimulatedFuture[types.SampleResponse]:
+        """Return log-probabilities of the last tokens, determined by the prompt; NaN for the other tokens."""
         rng = np.random.default_rng(digest(self._world.seed, "score", _encode_prompt(prompt)))
-        logprobs = (-rng.exponential(1, prompt.length)).tolist()
-        unscored = prompt.length - min(prompt_logprobs_last_n or prompt.length, prompt.length - 1)
-        return resolve_later(
-            self._world, "score", self._latency.first_s, lambda: [None] * unscored + logprobs[unscored:]
-        )
+        logprobs = -rng.exponential(1, (prompt.length, 1 + top)).astype(np.float32)
+        logprobs[: prompt.length - min(last, prompt.length - 1), 0] = np.nan
+        tops = TopkLogprobs(rng.integers(*_LETTERS, (prompt.length, top), np.int32), logprobs[:, 1:]) if top else None
+        response = types.SampleResponse([], prompt_logprobs_np=logprobs[:, 0], topk_prompt_logprobs_np=tops)
+        return resolve_later(self._world, "score", self._latency.first_s, lambda: response)
 
     async def _respond(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
         async with AsyncExitStack() as exits:

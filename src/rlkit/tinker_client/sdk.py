@@ -1,25 +1,23 @@
 """The Tinker SDK behind rlkit's own protocols.
 
-Invariant: no type, exception or warning of the SDK leaves this module.
+Invariant: no type, exception or warning of the SDK leaves this module and `sdk_types`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Self
 
-import numpy as np
 import tinker
 from tinker import types
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.losses import CrossEntropy, LocalLoss, Loss
-from rlkit.algorithms.references import Score
+from rlkit.algorithms.losses import LocalLoss, Loss
+from rlkit.algorithms.references import Score, Scores
 from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
@@ -27,8 +25,9 @@ from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Service
 from rlkit.tinker_client.connector import ServiceAddress, Unreachable
 from rlkit.tinker_client.local_loss import compute_loss
+from rlkit.tinker_client.sdk_types import find_logprobs, model_input, to_completion, to_datum, to_scores
 from rlkit.tinker_client.stored_checkpoint import StoredCheckpoint
-from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
+from rlkit.types import Completion, Datum, Prompt, Sampling
 
 _PAGE = 100  # number of checkpoints to request at once
 CLOSING_S = 10.0  # time limit for closing the session; the SDK would retry for minutes
@@ -107,7 +106,7 @@ class TinkerService(Service):
         return TinkerSampler(await self._create(create, activity), self._usage, version=0)
 
     async def scorer(self, *, model: str, checkpoint: str | None = None) -> Score:  # noqa: D102  inherited
-        return (await self.sampler(model=model, checkpoint=checkpoint)).logprobs
+        return (await self.sampler(model=model, checkpoint=checkpoint)).score
 
     async def _create[T](self, create: Callable[[], Awaitable[T]], activity: str) -> T:
         return await _await_answer(await self._call_in_thread(create, activity), activity)
@@ -184,7 +183,7 @@ class TinkerLearner(Learner):
         self._usage = usage
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
-        wire = [_to_datum(datum, loss) for datum in data]
+        wire = [to_datum(datum, loss) for datum in data]
         if isinstance(loss, LocalLoss):
             future = self._client.forward_backward_custom(wire, lambda _, logprobs: compute_loss(loss, data, logprobs))
         else:
@@ -194,7 +193,7 @@ class TinkerLearner(Learner):
 
     def forward(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
         name, settings = loss.service_loss()
-        future = self._client.forward([_to_datum(datum, loss) for datum in data], name, settings or None)  # pyright: ignore[reportArgumentType]  one of the SDK's loss names
+        future = self._client.forward([to_datum(datum, loss) for datum in data], name, settings or None)  # pyright: ignore[reportArgumentType]  one of the SDK's loss names
         return _start(self._await_gradient(future, data, passes=1))
 
     def step(  # noqa: D102  inherited
@@ -223,7 +222,7 @@ class TinkerLearner(Learner):
     ) -> Gradient:
         computed = await _await_answer(future, "computing a gradient")
         self._usage.add_training(passes * sum(len(datum.targets) for datum in data))
-        logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
+        logprobs = [find_logprobs(output) for output in computed.loss_fn_outputs]
         return Gradient(logprobs, computed.metrics)
 
     async def _await_sampler(self, future: Awaitable[tinker.SamplingClient], version: int) -> Sampler:
@@ -276,7 +275,7 @@ class TinkerSampler(Sampler):
             ),
         )
         response = await _await_answer(future, "sampling")
-        completions = [_to_completion(sequence) for sequence in response.sequences]
+        completions = [to_completion(sequence) for sequence in response.sequences]
         self._usage.add_sampling(
             prompt=len(prompt),
             cached=response.prompt_cache_hit_tokens,
@@ -284,61 +283,19 @@ class TinkerSampler(Sampler):
         )
         return completions
 
-    async def logprobs(self, prompt: Prompt, last: int) -> Floats:
+    async def score(self, prompt: Prompt, last: int, top: int) -> Scores:
         """Score the last tokens of a prompt, as the function that `Service.scorer` returns."""
-        future = self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last)
-        values = await _await_answer(future, "asking for log-probabilities")
-        if len(values) != len(prompt):
-            raise ServiceError(f"log-probabilities: the service gave {len(values)} for {len(prompt)} tokens")
-        self._usage.add_sampling(prompt=len(prompt), cached=0, completions=[1])  # the SDK samples one token
-        return np.array([math.nan if value is None else value for value in values[-last:]], np.float32)
-
-
-def _to_completion(sequence: types.SampledSequence) -> Completion:
-    # Use the arrays where present: the SDK's `tokens` would convert them to lists.
-    tokens = sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
-    logprobs = sequence.logprobs if sequence.logprobs_np is None else sequence.logprobs_np
-    return Completion(
-        tokens=np.asarray(tokens, np.int32),
-        logprobs=np.asarray([] if logprobs is None else logprobs, np.float32),
-        stop=sequence.stop_reason,
-    )
-
-
-def model_input(prompt: Prompt, *, as_arrays: bool = False) -> types.ModelInput:
-    """Return a prompt as chunks of the SDK: runs of tokens and images, in order.
-
-    Args:
-        as_arrays: keep tokens as arrays instead of lists, for training data, which is sent as protobuf. A list of
-            numbers takes ten times the memory.
-    """
-
-    def text_chunk(tokens: Tokens) -> types.EncodedTextChunk:  # without validation, which integers do not need
-        return types.EncodedTextChunk.model_construct(tokens=tokens if as_arrays else tokens.tolist())
-
-    chunks: list[types.ModelInputChunk] = []  # `list[…]()` would take 1 µs
-    start = 0
-    for image in prompt.images:
-        if image.start > start:
-            chunks.append(text_chunk(prompt.tokens[start : image.start]))
-        chunks.append(types.ImageChunk(data=image.data, format=image.format, expected_tokens=image.length))
-        start = image.start + image.length
-    if start < len(prompt):
-        chunks.append(text_chunk(prompt.tokens[start:]))
-    return types.ModelInput(chunks=chunks)
-
-
-def _to_datum(datum: Datum, loss: Loss) -> types.Datum:
-    weights = "weights" if isinstance(loss, CrossEntropy) else "advantages"
-    inputs = {
-        "target_tokens": types.TensorData.from_numpy(datum.targets.astype(np.int64)),
-        weights: types.TensorData.from_numpy(datum.advantages),
-    }
-    if not isinstance(loss, CrossEntropy):
-        inputs["logprobs"] = types.TensorData.from_numpy(datum.logprobs)
-    if loss.has_sequence_ratio:
-        inputs["sequence_ratio_mask"] = types.TensorData.from_numpy(datum.mask.astype(np.float32))
-    return types.Datum(model_input=model_input(datum.prompt, as_arrays=True), loss_fn_inputs=inputs)
+        future = self._client.sample(
+            model_input(prompt),
+            1,
+            types.SamplingParams(max_tokens=1),
+            include_prompt_logprobs=True,
+            topk_prompt_logprobs=top,
+            prompt_logprobs_last_n=last,
+        )
+        answer = await _await_answer(future, "asking for log-probabilities")
+        self._usage.add_sampling(prompt=len(prompt), cached=0, completions=[1])
+        return to_scores(answer, count=len(prompt), top=top).take(slice(-last, None))
 
 
 async def _await_answer[T](future: Awaitable[T], activity: str) -> T:

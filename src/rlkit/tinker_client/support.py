@@ -6,10 +6,11 @@ Invariant: weights do not change, and the checkpoint that is saved is deleted or
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
-from rlkit.algorithms.losses import CrossEntropy, LocalLoss, Loss
+from rlkit.algorithms.losses import CrossEntropy, Distillation, LocalLoss, Loss
 from rlkit.config.schema import Config
 from rlkit.errors import RlkitError, UsageError
 from rlkit.service import Learner, Service
@@ -41,7 +42,13 @@ async def check_support(config: Config, service: Service, learner: Learner, loss
         if has_references:
             need = "log-probabilities of prompts, for the KL penalty or a teacher"
             compute_score = await service.scorer(model=config.model)
-            await compute_score(Prompt(np.array([65, 66], np.int32)), 1)
+            await compute_score(Prompt(np.array([65, 66], np.int32)), 1, 0)
+        if isinstance(loss, Distillation):
+            need = f"the {loss.top_tokens} likeliest tokens of prompts and as many targets, for the loss 'distillation'"
+            compute_score = await service.scorer(model=config.model)
+            scores = await compute_score(Prompt(np.array([65, 66], np.int32)), 1, loss.top_tokens)
+            top = scores.top_tokens, scores.top_logprobs, np.zeros_like(scores.top_logprobs)
+            await learner.gradient([replace(datum, top=top)], loss)
         need = "saving checkpoints"
         paths = await learner.save("rlkit-check", ttl_s=_TTL_S)
     except UsageError as error:

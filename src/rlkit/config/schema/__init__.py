@@ -15,7 +15,7 @@ from rlkit._util.model_names import DEFAULT_MODEL
 from rlkit._util.sections import Positive, Section, validate_fields
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, ImportanceSampling
+from rlkit.algorithms.losses import ClippedLoss, CrossEntropy, Distillation, ImportanceSampling
 from rlkit.algorithms.schedules import Sync
 from rlkit.config.schema.batch import BatchConfig, ScheduleConfig
 from rlkit.config.schema.envs import EnvConfig, EnvName, EvalConfig, RewardUse, refuse_turn_limit
@@ -327,6 +327,13 @@ class Config(Section):
         return dict.fromkeys(names, fix) | {metric: fix for is_set, metric, fix in remedies if not is_set}
 
     def _check_objective(self) -> None:
+        if isinstance(self.loss, Distillation):
+            teachers = {key: value for env in self.reinforced_envs for key, value in self.find_teachers(env).items()}
+            if not teachers:
+                raise ValueError("loss: distillation needs a teacher; set teacher, or choose another loss")
+            for field, teacher in teachers.items():
+                if not (teacher.is_default("discount") and teacher.is_default("clip")):
+                    raise ValueError(f"{field}: discount and clip have no effect with the loss distillation")
         if self.loss.normalization_problem and self.batch.normalize != "none":
             raise ValueError(f"batch.normalize: {self.loss.normalization_problem}")
         if self.steps is not None:
