@@ -208,14 +208,12 @@ class RunStore:
 
     async def write_evaluation(self, step: int, groups: Sequence[tuple[Group, Sequence[Episode]]]) -> None:
         """Write the groups of the evaluation of a step's weights, each with all its attempts."""
-        recorded = [
-            history.make_group(
-                DrawRecord(group.draw, group.env, group.task),
-                [self.metadata.redact_episode(episode) for episode in attempts],
-                GroupRecord(group.draw, True, len(group.episodes)),
-            )
-            for group, attempts in groups
-        ]
+        recorded = list[RecordedGroup]()
+        for group, attempts in groups:
+            draw = DrawRecord(group.draw, group.env, group.task)
+            record = GroupRecord(group.draw, True, len(group.episodes))
+            redacted = [self.metadata.redact_episode(episode) for episode in attempts]
+            recorded.append(history.make_group(draw, redacted, record))
         with files.report_write_errors(self.directory):
             await in_thread(self._write_table, history.table_path(self.directory, step, kind="evaluation"), recorded)
 

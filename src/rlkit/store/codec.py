@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,9 @@ def decode(data: bytes) -> Episode:
         offset += array.nbytes
         return array
 
+    def read_image(start: int, length: int, size: int, kind: Literal["png", "jpeg"]) -> Image:
+        return Image(start, length, read_array("u1", size).tobytes(), kind)
+
     heads = header["turns"]
     sizes = [head[1] for head in heads]
     prompts = [read_array("<i4", head[0]).astype(np.int32) for head in heads]
@@ -86,13 +89,7 @@ def decode(data: bytes) -> Episode:
     logprobs = [read_array("<f4", size).astype(np.float32) for size in sizes]
     mask = np.unpackbits(read_array("u1", -(-sum(sizes) // 8)), count=sum(sizes)).astype(np.bool_)
     sampled = np.split(mask, np.cumsum(sizes)[:-1]) if heads else []
-    images = [
-        tuple(
-            Image(start, length, read_array("u1", size).tobytes(), format_)
-            for start, length, size, format_ in head[_IMAGES]
-        )
-        for head in heads
-    ]
+    images = [tuple(read_image(*place) for place in head[_IMAGES]) for head in heads]
     turns = [
         Turn(
             prompt=Prompt(prompts[i], images[i]),

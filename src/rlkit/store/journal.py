@@ -163,12 +163,9 @@ class Journal:
 
     def _open_segment(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
-        size = sum(size for _, size in _read_frames(path)) if path.exists() else 0
-        with ExitStack() as cleanup:
-            file = cleanup.enter_context(path.open("ab", buffering=0))
-            file.truncate(size)
-            file.seek(size)
-            cleanup.pop_all()
+        if path.exists():
+            os.truncate(path, sum(size for _, size in _read_frames(path)))
+        file = path.open("ab", buffering=0)
         self._has_new_segment = True
         return file
 

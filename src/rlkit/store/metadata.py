@@ -60,10 +60,9 @@ class RunMetadata:
             self._content = _load_same_run(directory, resolved)
             return
         if _holds_results(directory):
+            problem = "holds a run whose run.json is missing: put it back from a copy"
             if is_run_directory(directory):
                 problem = "already holds a run: resume it (--resume)"
-            else:
-                problem = "holds a run whose run.json is missing: put it back from a copy"
             raise UsageError(f"{directory} {problem}, or choose another `name` (--name)")
         _clear(directory)
         self._content: dict[str, Json] = {
@@ -208,10 +207,9 @@ def _holds_results(directory: Path) -> bool:
     episodes = (record.content for record in read_records(directory / "journal") if record.kind is RecordKind.EPISODE)
     if any(codec.decode(content[DRAW_BYTES:]).status != "failed" for content in episodes):
         return True
-    try:
+    with suppress(OSError, UsageError):  # missing, or never completely written
         return json_lines.read_object(directory / "run.json").get("format") != FORMAT_VERSION
-    except (OSError, UsageError):  # missing, or never completely written
-        return False
+    return False
 
 
 def _clear(directory: Path) -> None:

@@ -142,9 +142,8 @@ def read_table(path: Path) -> list[RecordedGroup]:
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
     for row, (start, end) in zip(rows, pairwise(row_ends(turns)), strict=True):
         row |= {name: json.loads(row[name]) for name in _JSON_FIELDS if name in row}
-        episode = Episode(
-            turns=tuple(all_turns[start:end]), **{name: row[name] for name in EPISODE_FIELDS if name in row}
-        )
+        fields = {name: row[name] for name in EPISODE_FIELDS if name in row}
+        episode = Episode(turns=tuple(all_turns[start:end]), **fields)
         groups.setdefault(row["position"], []).append((row, episode))
     return [_make_group(groups[position]) for position in sorted(groups)]
 
