@@ -10,12 +10,16 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from tokenizers import Tokenizer
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from rlkit.tokenizers.token_text import bytes_by_character
 
 Family = Literal["llama", "qwen3"]
 Setting = str | int | float | bool | list[str]
@@ -114,8 +118,6 @@ def _write_model(
     template: str,
     seed: int,
 ) -> Path:
-    from safetensors.numpy import save
-
     path.mkdir(parents=True, exist_ok=True)
     ids = {f"{role}_token_id": cast("int", tokenizer.token_to_id(token)) for role, token in specials.items()}
     tokenizer_config = {
@@ -141,8 +143,6 @@ def _make_weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray
 
     The standard deviation of the logits is then near 1, so the next token is neither certain nor uniform.
     """
-    import numpy as np
-
     generator = np.random.default_rng(seed)
     size = {key: value for key, value in config.items() if isinstance(value, int)}
     hidden, intermediate, head_dim = size["hidden_size"], size["intermediate_size"], size["head_dim"]
@@ -176,11 +176,6 @@ def _make_weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray
 
 
 def _make_byte_tokenizer() -> Tokenizer:
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-
-    from rlkit.tokenizers.token_text import bytes_by_character
-
     tokenizer = Tokenizer(BPE(vocab=dict(bytes_by_character()), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -193,19 +188,15 @@ def _train_tokenizer() -> Tokenizer:
     """Train a byte-level BPE tokenizer on the Python manual that ships with the interpreter."""
     from pydoc_data.topics import topics  # pyright: ignore[reportUnknownVariableType]  # the stub leaves it open
 
-    from tokenizers import Tokenizer, decoders
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-    from tokenizers.trainers import BpeTrainer
-
     manual = "\n".join(topics[name] for name in sorted(topics))[:_TRAINING_TEXT_CHARACTERS]
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    splitters = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitters)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=_TINY_VOCABULARY_TOKENS,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=cast("list[str]", ByteLevel.alphabet()),
+        initial_alphabet=cast("list[str]", pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(manual.splitlines(keepends=True), trainer)

@@ -162,9 +162,8 @@ class SimulatedTrainingClient:
         def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
             weights = "weights" if loss_fn == "cross_entropy" else "advantages"
             advantages = [np.asarray(datum.loss_fn_inputs[weights].data, np.float64) for datum in data]
-            return {
-                "loss:sum": math.fsum(-float(a @ logp.ravel()) for a, logp in zip(advantages, logprobs, strict=True))
-            }
+            losses = [-float(a @ logp.ravel()) for a, logp in zip(advantages, logprobs, strict=True)]
+            return {"loss:sum": math.fsum(losses)}
 
         return self._differentiate(data, loss, passes=1)
 
@@ -195,14 +194,9 @@ class SimulatedTrainingClient:
         self._world.calls["trained_tokens"] += tokens
 
         def compute() -> types.ForwardBackwardOutput:
-            logprobs = [
-                np.full(
-                    datum.loss_fn_inputs["target_tokens"].to_numpy().shape,
-                    -1 - digest(self._weights, datum_digest) / 2**64,
-                    np.float32,
-                )
-                for datum, datum_digest in zip(data, digests, strict=True)
-            ]
+            shapes = [datum.loss_fn_inputs["target_tokens"].to_numpy().shape for datum in data]
+            values = [-1 - digest(self._weights, datum_digest) / 2**64 for datum_digest in digests]
+            logprobs = [np.full(shape, value, np.float32) for shape, value in zip(shapes, values, strict=True)]
             metrics = dict(loss(logprobs))
             if adds_gradient:
                 self._gradient += digests

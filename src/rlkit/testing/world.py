@@ -94,8 +94,7 @@ class World:
 
     def next_fault(self, call: str, now_s: float) -> FaultKind | None:
         """Count a call of this kind, and return its fault, if any."""
-        self._requests[call] += 1
-        self._requests["*"] += 1
+        self._requests.update([call, "*"])
         for index, fault in enumerate(self.faults):
             if fault.call not in (call, "*") or not fault.after_s <= now_s <= fault.until_s:
                 continue
