@@ -88,10 +88,9 @@ async def audit(
             recorded = updates.get(group.draw)
             group_audit = await audit_group(group, max_tokens=max_tokens, overlong=overlong, recorded=recorded)
             if group_audit.mismatch is not None:
-                group_audit = Audit(mismatch=f"step {step}, {name}, task {group.task}: {group_audit.mismatch}")
+                mismatch = f"step {step}, {name}, task {group.task}: {group_audit.mismatch}"
+                return audits | {name: audits.get(name, Audit()) + Audit(mismatch=mismatch)}
             audits[name] = audits.get(name, Audit()) + group_audit
-            if group_audit.mismatch is not None:
-                return audits
         for draw, recorded in updates.items():
             if step not in steps_by_draw[recorded.env][draw]:
                 mismatch = f"step {step}, {recorded.env}: draw {draw} of the recorded update is no group of the step"
@@ -196,11 +195,9 @@ class _Sample:
 
 
 def _number_turns(group: Group) -> list[NDArray[np.float64]]:
-    ends = np.cumsum([len(episode.turns) for episode in group.episodes])
-    return [
-        np.arange(end - len(episode.turns) + 1, end + 1, dtype=np.float64)
-        for end, episode in zip(ends, group.episodes, strict=True)
-    ]
+    lengths = [len(episode.turns) for episode in group.episodes]
+    numbers = np.arange(1, sum(lengths) + 1, dtype=np.float64)
+    return np.split(numbers, np.cumsum(lengths)[:-1]) if lengths else []
 
 
 def _list_samples(group: Group) -> Iterator[_Sample]:
@@ -218,12 +215,9 @@ def _list_samples(group: Group) -> Iterator[_Sample]:
 def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
     """Return the first mismatch of a sequence, or None; mark the sampled tokens that it trains on in `samples`."""
     tokens = np.concatenate([datum.prompt.tokens, datum.targets[-1:]])
-    if not np.array_equal(datum.targets, np.maximum(tokens[1:], 0)):
-        position = int(np.flatnonzero(datum.targets != np.maximum(tokens[1:], 0))[0])
+    if (position := _find_first(datum.targets != np.maximum(tokens[1:], 0))) is not None:
         return f"the target at position {position} is not the next token of the sequence"
-    unsampled = ~datum.mask & (datum.advantages != 0)
-    if unsampled.any():
-        position = int(np.flatnonzero(unsampled)[0])
+    if (position := _find_first(~datum.mask & (datum.advantages != 0))) is not None:
         return f"token {datum.targets[position]} at position {position + 1} has an advantage but was not sampled"
     unmatched = datum.mask.copy()
     for sample in samples:
@@ -239,10 +233,14 @@ def _find_mismatch(datum: Datum, samples: Sequence[_Sample]) -> str | None:
         matches &= np.isclose(datum.logprobs[span], sample.turn.logprobs[:count], 0, 0, equal_nan=True)
         unmatched[span] &= ~matches
         sample.trained[:count] |= matches
-    if not unmatched.any():
-        return None
-    position = int(np.flatnonzero(unmatched)[0])
-    return f"token {datum.targets[position]} at position {position + 1} is trained on but was not sampled there"
+    if (position := _find_first(unmatched)) is not None:
+        return f"token {datum.targets[position]} at position {position + 1} is trained on but was not sampled there"
+    return None
+
+
+def _find_first(flags: NDArray[np.bool_]) -> int | None:
+    """Return the index of the first True, or None."""
+    return int(flags.argmax()) if flags.any() else None
 
 
 def _has_prefix(prompt: Prompt, tokens: NDArray[np.int32], sequence: Prompt, count: int) -> bool:
