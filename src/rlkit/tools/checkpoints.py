@@ -7,6 +7,7 @@ In this module, `run` is a run's name or folder, and `note` receives messages wh
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -66,12 +67,8 @@ class CheckpointFilter:
 
     def select(self, stored: Iterable[StoredCheckpoint]) -> list[StoredCheckpoint]:
         """Return the checkpoints that match."""
-        return [
-            checkpoint
-            for checkpoint in stored
-            if (self.kind is None or checkpoint.kind == self.kind)
-            and (self.min_age_s is None or checkpoint.created < self.now - self.min_age_s)
-        ]
+        before = math.inf if self.min_age_s is None else self.now - self.min_age_s
+        return [each for each in stored if self.kind in (None, each.kind) and each.created < before]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +194,7 @@ async def select_checkpoints(
     stored = await _list_stored_checkpoints(services[0], note)
     if missing := sorted(paths - {checkpoint.path for checkpoint in stored}):
         raise UsageError(f"the service has no checkpoint {missing[0]}")
-    selected = [
-        checkpoint for checkpoint in checkpoint_filter.select(stored) if select_all or checkpoint.path in paths | saved
-    ]
+    selected = [each for each in checkpoint_filter.select(stored) if select_all or each.path in paths | saved]
     return CheckpointSelection(services[0], selected, runs)
 
 

@@ -20,14 +20,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
 from rlkit._util import paths
 from rlkit._util.threads import call_within
 from rlkit.errors import DISTRIBUTION, RlkitError, UsageError, show_install
 from rlkit.tools.time_limits import ProgramResult, run_program
 
 if TYPE_CHECKING:
-    from packaging.requirements import Requirement
-
     from rlkit.metrics.diagnostics import Finding as RunFinding
     from rlkit.tinker_client.connect import ServiceChoice
     from rlkit.tools.run_ending import RunEnding
@@ -123,8 +124,6 @@ def _check_within_limit(subject: str, check: Callable[[], Finding]) -> Finding:
 
 def check_python() -> Finding:
     """Check the version of Python."""
-    from packaging.specifiers import SpecifierSet
-
     version = platform.python_version()
     required = metadata.metadata(DISTRIBUTION)["Requires-Python"] if _installed_version(DISTRIBUTION) else ""
     if SpecifierSet(required).contains(version, prereleases=True):
@@ -136,9 +135,8 @@ def check_packages() -> Iterator[Finding]:
     """Check the versions of the main dependencies against the requirements of rlkit."""
     if _installed_version("rlkit") is not None:  # the other library writes into the same folder
         problem = "another library of this name is installed, and shares the folder rlkit with this one"
-        yield Finding(
-            "rlkit", "fail", problem, f"run `pip uninstall rlkit {DISTRIBUTION}`, then install {DISTRIBUTION}"
-        )
+        fix = f"run `pip uninstall rlkit {DISTRIBUTION}`, then install {DISTRIBUTION}"
+        yield Finding("rlkit", "fail", problem, fix)
     requirements = {requirement.name: requirement for requirement in _read_requirements() if requirement.marker is None}
     for name in PACKAGES:
         version, requirement = _installed_version(name), requirements.get(name)
@@ -156,9 +154,8 @@ def check_keys(environ: Mapping[str, str]) -> Finding:
     """Check the presence and the form of API keys."""
     present = [name for name in KEYS if environ.get(name)]
     absent = [name for name in KEYS if not environ.get(name)]
-    detail = "; ".join(
-        f"{word} {', '.join(names)}" for word, names in (("set:", present), ("not set:", absent)) if names
-    )
+    names_by_state = {"set": present, "not set": absent}
+    detail = "; ".join(f"{state}: {', '.join(names)}" for state, names in names_by_state.items() if names)
     for name in present:
         value = environ[name]
         if value != value.strip() or value[0] in "'\"":
@@ -344,8 +341,6 @@ def check_sandbox() -> Finding:
 
 def _read_requirements(package: str = DISTRIBUTION) -> list[Requirement]:
     """Return the requirements of a package; none if it is not installed."""
-    from packaging.requirements import Requirement
-
     texts = metadata.requires(package) if _installed_version(package) else None
     return [Requirement(text) for text in texts or ()]
 

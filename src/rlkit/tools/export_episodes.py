@@ -30,9 +30,8 @@ def export_episodes(run: str, directory: Path, *, note: Callable[[str], None] = 
         UsageError: the run does not exist, has no episodes or is damaged, or the directory cannot be created.
     """
     source, directory, count = read_run(find_run(run).resolve()), resolve_directory(directory), 0
-    paths = [
-        path for split in ("episodes", "evaluations") for path in source.directory.glob(f"{split}/step=*/*.parquet")
-    ]
+    patterns = [f"{split}/step=*/*.parquet" for split in ("episodes", "evaluations")]
+    paths = [path for pattern in patterns for path in source.directory.glob(pattern)]
     if not paths:
         raise UsageError(f"{source.name} has no episodes to export: it has not finished a step")
     with create_folder(directory) as folder:
