@@ -61,6 +61,7 @@ class RunReader(RecordReader):
         about = json_lines.read_object(self.path / "run.json")
         findings = [*_find_problems(self._metrics_path), *pick_rows(about, "findings")]
         config, damage = _read_settings(self.path / "config.yaml")
+        settings = {name: value for name, value, _ in config}
         saved, summary = checkpoints(self.path), self.summary()
         return {
             **summary,
@@ -68,9 +69,7 @@ class RunReader(RecordReader):
             "config": config,
             "findings": [{**row, "step": row["first"], "text": row.get("evidence")} for row in findings],
             "checkpoints": [{"step": each.step, "path": each.state, "expires": each.expires} for each in saved],
-            "best_step": self._find_best_step(
-                {name: value for name, value, _ in config}, {each.step for each in saved}
-            ),
+            "best_step": self._find_best_step(settings, {each.step for each in saved}),
             "versions": about.get("versions", {}),
             "steps_recorded": list_table_steps(self.path),
             "evaluations": list_table_steps(self.path, kind="evaluation"),

@@ -97,14 +97,10 @@ class CookbookReader(LogReader):
         last_step = max(self._metrics, default=-1)
         done = rows[-1].get("progress/done_frac") if rows else None
         steps = min(last_step + 1, _STEPS_MAX) / done if done else _STEPS_MAX
-        checkpoints = [
-            {
-                "step": pick(line, "batch", int),
-                "path": pick(line, "sampler_path", str) or pick(line, "state_path", str),
-                "expires": None,
-            }
-            for line in json_lines.read_lines(self.path / "checkpoints.jsonl")
-        ]
+        checkpoints = list[Row]()
+        for line in json_lines.read_lines(self.path / "checkpoints.jsonl"):
+            path = pick(line, "sampler_path", str) or pick(line, "state_path", str)
+            checkpoints.append({"step": pick(line, "batch", int), "path": path, "expires": None})
         return self.make_run(
             self.path / "metrics.jsonl",
             status="completed" if done == 1 else None,

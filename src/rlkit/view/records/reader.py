@@ -34,6 +34,7 @@ type Place = tuple[int, int, int]
 """Position of a group in its step, member and attempt."""
 
 _EXCERPT_CHARS = 80
+_RUN = ("reason", "damaged", "started", "steps", "model", "reward", "evaluation", "tokens", "usd")
 _GROUP = ("position", "draw", "env", "task", "taught", "reason", "estimator", "baseline")
 _MEMBER = ("reward", "advantage", "tokens", "turns", "seconds", "cut", "versions")
 _TURN = ("version", "stop", "reward", "seconds", "trainer_logprobs", "advantages", "datum")
@@ -221,9 +222,7 @@ class LogReader(RecordReader):
         status = status or ("running" if time.time() - updated < LIVE_S else "interrupted")
         row: Row = {"id": self.path.name, "name": self.path.name, "kind": self.kind, "path": str(self.path)}
         row |= {"status": status, "live": status == "running", "updated": updated, "step": 0, "envs": [], "tags": []}
-        row |= dict.fromkeys(
-            ("reason", "damaged", "started", "steps", "model", "reward", "evaluation", "tokens", "usd")
-        )
+        row |= dict.fromkeys(_RUN)
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in config.items()}
         row["config"] = [[name, text, ""] for name, text in texts.items()]  # without an origin
         row |= {"findings": [], "checkpoints": [], "versions": {}, "best_step": None}
