@@ -78,10 +78,9 @@ def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Paramet
         # Subclasses of a protocol without an initialiser have a placeholder of this name.
         if initialiser is object.__init__ or getattr(initialiser, "__name__", "") == "_no_init_or_replace_init":
             return {}
-    try:
+    with suppress(TypeError, ValueError):
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
+    return None
 
 
 def _hints(function: Callable[..., object]) -> dict[str, object]:

@@ -104,16 +104,12 @@ def load_envs(
     """
     target = spec.env or name
     where = f"{field}.env" if spec.env else field
-    if target in BUILT_IN:
-        path = BUILT_IN[target]
-    elif ":" in target or target.endswith(".py"):
-        path = target
-    else:
+    if target not in BUILT_IN and ":" not in target and not target.endswith(".py"):
         or_own = f", or your own as {_FORMS}" if spec.env else f"; your own: set {field}.env to {_FORMS}"
         place = "" if field == "target" else f"{where}: "  # of an argument of the command line, there is no field
         near, names = did_you_mean(target, BUILT_IN), ", ".join(sorted(BUILT_IN))
         raise ConfigError(f"{place}there is no environment {target!r}.{near} Built in: {names}{or_own}")
-    factory = load_object(path, field=where)
+    factory = load_object(BUILT_IN.get(target, target), field=where)
     if spec.args and not callable(factory):
         raise ConfigError(f"{field}.args: {target} is not a function or class, so it takes no arguments")
 
