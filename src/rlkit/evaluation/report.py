@@ -78,8 +78,7 @@ def read_env_metrics(metrics: Mapping[str, float], groups: Sequence[Group]) -> d
     """Return the means of the metrics of outcomes, for each environment that has any."""
     names = dict[str, set[str]]()
     for group in groups:
-        for episode in group.episodes:
-            names.setdefault(group.env, set()).update(episode.metrics)
+        names.setdefault(group.env, set()).update(*(episode.metrics for episode in group.episodes))
     means = {
         env: {name: metrics[key] for name in sorted(found) if (key := f"eval/{env}/{name}") in metrics}
         for env, found in names.items()

@@ -119,12 +119,9 @@ def _score_majority(episodes: Sequence[Episode]) -> float | None:
     """Return the probability that the most frequent answer solves the task; None if no outcome has an answer."""
     if not any("answer" in episode.info for episode in episodes):
         return None
-    votes, solved = Counter[str](), Counter[str]()
-    for episode in episodes:
-        answer = episode.info.get("answer")
-        if answer is not None:
-            votes[str(answer)] += 1
-            solved[str(answer)] += _is_solved(episode)
+    answers = [(str(answer), _is_solved(e)) for e in episodes if (answer := e.info.get("answer")) is not None]
+    votes = Counter(answer for answer, _ in answers)
+    solved = Counter(answer for answer, is_solved in answers if is_solved)
     if not votes:
         return 0.0
     top = max(votes.values())

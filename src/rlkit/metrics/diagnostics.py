@@ -16,7 +16,7 @@ import re
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rlkit.metrics.metrics import HEALTHY_KL, departure
@@ -123,12 +123,10 @@ class FindingMonitor:
             if (diagnosis := rule(self._history, env)) is None:
                 continue
             key = (rule.__name__.removeprefix("_"), env)
-            finding = Finding(*key, step, step, *diagnosis)
-            if key in self._findings:
-                self._findings[key] = replace(finding, first=self._findings[key].first)
-            else:
-                self._findings[key] = finding
-                new.append(finding)
+            earlier = self._findings.get(key)
+            self._findings[key] = Finding(*key, earlier.first if earlier else step, step, *diagnosis)
+            if earlier is None:
+                new.append(self._findings[key])
         return new
 
 
