@@ -19,7 +19,6 @@ from rlkit.cost.usage import Price, Usage
 from rlkit.errors import UsageError
 
 _HOUR_S = 3600.0
-_USAGE_FILE = "usage.json"
 _RECORD_INTERVAL_S = 10.0
 """Time between two records within a step; a killed process loses the usage after the last record."""
 
@@ -59,7 +58,7 @@ class Budget:
         if config.budget_usd is not None and price is None:
             raise ValueError("a limit in dollars needs a price")
         self._limits = config.budget_tokens, config.budget_usd, config.max_hours
-        self._path = directory / _USAGE_FILE
+        self._path = directory / "usage.json"
         self._price = price
         self._used = used
         self._clock = clock

@@ -129,6 +129,7 @@ def make_spec(job: Job) -> dict[str, Json]:
     elif job.preemptible is not None:
         context["preemptible"] = job.preemptible
     kind, _, image = job.image.partition(":")
+    constraints = _drop_none({"cluster": list(job.clusters) or None, "hostname": list(job.hostnames) or None})
     task: dict[str, Json] = {
         "name": job.name,
         "image": {"docker": image} if kind == "docker" and image else {"beaker": job.image},
@@ -144,10 +145,8 @@ def make_spec(job: Job) -> dict[str, Json]:
         "context": context,
         "hostNetworking": job.host_networking,
         **_drop_none({"timeout": job.timeout, "replicas": job.replicas if job.replicas > 1 else None}),
+        **_drop_none({"constraints": constraints or None}),
     }
-    constraints = _drop_none({"cluster": list(job.clusters) or None, "hostname": list(job.hostnames) or None})
-    if constraints:
-        task["constraints"] = constraints
     return {
         "version": "v2",
         **_drop_none({"description": job.description, "budget": job.budget}),
