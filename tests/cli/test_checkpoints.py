@@ -94,7 +94,7 @@ def score_text(trained: Trained, checkpoint: toolkit.Checkpoint) -> np.ndarray:
             ServiceAddress(base_url=trained.server.url, api_key=trained.server.api_key)
         ) as service:
             compute_score = await service.scorer(model=str(trained.model), checkpoint=checkpoint.sampler)
-            return await compute_score(Prompt(TEXT), len(TEXT) - 1)
+            return (await compute_score(Prompt(TEXT), len(TEXT) - 1, 0)).logprobs
 
     return asyncio.run(request_logprobs())
 

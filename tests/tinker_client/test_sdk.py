@@ -89,13 +89,18 @@ def test_scorer_returns_the_sampled_logprobs_of_the_last_tokens(engine: EngineSe
         prompt = as_prompt([65, 66, 67])
         (completion,) = await sampler.sample(prompt, Sampling(max_tokens=6, stop=("\x00",)), seed=3)
         sequence = prompt + as_prompt(completion.tokens)
-        return completion, await compute_score(sequence, 6), await compute_score(sequence, 8)
+        return completion, await compute_score(sequence, 6, 0), await compute_score(sequence, 8, 4)
 
     completion, scores, more = run_with_service(engine, ask)
-    assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores, completion.logprobs, atol=1e-5)
-    np.testing.assert_allclose(more[-6:], scores, atol=1e-6)
-    assert more.shape == (8,)
+    assert scores.logprobs.dtype == np.float32
+    assert scores.top_tokens.shape == (6, 0)
+    np.testing.assert_allclose(scores.logprobs, completion.logprobs, atol=1e-5)
+    np.testing.assert_allclose(more.logprobs[-6:], scores.logprobs, atol=1e-6)
+    assert more.logprobs.shape == (8,)
+    assert more.top_tokens.shape == more.top_logprobs.shape == (8, 4)
+    is_likeliest = more.top_tokens[-6:] == completion.tokens[:, None]
+    assert (more.top_logprobs[:, 0] >= more.logprobs).all()
+    np.testing.assert_allclose(more.top_logprobs[-6:][is_likeliest], scores.logprobs[is_likeliest.any(1)], atol=1e-6)
 
 
 def test_unknown_checkpoint_is_a_usage_error(engine: EngineServer, byte_model_dir: Path) -> None:
