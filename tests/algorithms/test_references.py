@@ -294,6 +294,38 @@ def test_the_advantage_of_a_reward_counts_beside_the_likeliest_tokens() -> None:
     assert values[1] - values[0] == pytest.approx(-3.0, abs=1e-5)
 
 
+def test_places_without_a_token_and_beyond_the_context_have_no_weight() -> None:
+    async def score_partly(prompt: Prompt, last: int, top: int) -> Scores:
+        logprobs = np.array([[-1, -np.inf], [-2, -99999]], np.float32)  # of the first two of three tokens
+        return Scores(np.full(2, -1, np.float32), np.array([[3, 5], [0, 0]], np.int32), logprobs)
+
+    played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3, 0])]),))
+    teacher = Reference(score_partly, 2.0, is_teacher=True, top_tokens=3)
+    (datum,) = asyncio.run(Preparation(NO_ADVANTAGES, references={"env": [teacher]}).prepare(played)).data
+    assert datum.top is not None
+    tokens, logprobs, weights = (array.tolist() for array in datum.top)
+    assert (tokens, logprobs) == ([[3, 0, 0], [0, 0, 0], [0, 0, 0]], [[-1, 0, 0], [-2, 0, 0], [0, 0, 0]])
+    assert weights == [[2, 0, 0], [2, 0, 0], [0, 0, 0]]
+    row = torch.full((3, 4), -1.0, requires_grad=True)
+    value, _ = Distillation(top_tokens=3).compute([datum], [row])
+    value.backward()
+    assert row.grad is not None
+    assert row.grad[2, 1:].tolist() == [0, 0, 0]  # token 0 was sampled there, and no place holds it
+    assert bool(value.isfinite())
+
+
+def test_the_likeliest_tokens_count_with_the_weights_of_today_and_the_sampled_token_with_its_ratio() -> None:
+    q, p = draw_distribution(0), draw_distribution(5)
+    teacher = make_teacher(draw_distribution(1), VOCABULARY, weight=2)
+    data = [make_datum(4, q, 3.0)]
+    data = teacher.apply(data, asyncio.run(teacher.drifts([(data[0], turn([0, 0], [4]))])))
+    assert data[0].top is not None
+    row = torch.tensor(np.log(p))[np.column_stack([data[0].targets, data[0].top[0]])]
+    divergence = float((p * np.log(p / draw_distribution(1))).sum())
+    expected = 2 * divergence - 3 * p[4] / q[4]
+    assert float(Distillation(top_tokens=VOCABULARY).compute(data, [row])[0]) == pytest.approx(expected, rel=1e-4)
+
+
 def test_weights_of_the_likeliest_tokens_are_normalised_as_advantages_are() -> None:
     played = Group("env", "task", 0, (episode(1.0, turns=[turn([1], [2, 3, 4])]),))
     references = {"env": [make_teacher(draw_distribution(1), 2, weight=1)]}

@@ -87,7 +87,7 @@ def _set_no_such_loss(request: object) -> None:
         (
             Fault(status=_refuse_likeliest),
             {"teacher": {"prompt": f"{__name__}:advise"}, "loss": "distillation"},
-            "the 20 likeliest tokens of prompts",
+            "the likeliest tokens of prompts, or several targets: loss.top_tokens 20",
         ),
     ],
     ids=["loss", "checkpoints", "scores", "likeliest"],

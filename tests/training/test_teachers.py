@@ -203,10 +203,11 @@ def test_the_likeliest_tokens_have_the_mean_of_their_advantages(
             ratio = (own - taught).gather(1, sampled)[:, 0]
             np.testing.assert_allclose(sequence.advantages, -0.5 * ratio, atol=2e-4)
             likeliest = taught.topk(min(top, taught.shape[1]), -1).indices
-            means = (own.exp() * (own - taught) * own).gather(1, likeliest).sum(1)
+            means = (own.exp() * (own - taught)).gather(1, likeliest).sum(1)
             means /= own.exp().gather(1, likeliest).sum(1)
             expected += 0.5 * float(torch.where((likeliest == sampled).any(1), means, ratio).sum())
     assert result.metrics["service/loss:sum"] == pytest.approx(expected, rel=1e-3)
+    assert abs(result.metrics["optim/kl_sample_train_v1"]) < 1e-4  # the first target is the sampled token
     assert_trained_exactly_once(result.directory)
 
 
@@ -447,7 +448,7 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
         ({"teacher": {"prompt": "x:y"}, "loss": {"name": "distillation", "top_tokens": 0}}, r"loss\.top_tokens"),
         (
             {"teachers": {"a": {"prompt": "x:y", "discount": 0.5}}, "loss": "distillation"},
-            r"teachers\.a: discount and clip have no effect with the loss distillation",
+            r"teachers\.a\.discount: has no effect with the loss distillation; leave it out",
         ),
     ],
 )
@@ -468,13 +469,15 @@ def fill_context(messages: list[rlkit.Message]) -> list[rlkit.Message]:
     return [{"role": "system", "content": "x" * 5000}, *messages]
 
 
-def test_a_prompt_that_fills_the_context_of_the_teacher_does_not_end_the_run(byte_model_dir: Path) -> None:
+@pytest.mark.parametrize("loss", ["importance_sampling", "distillation"])
+def test_a_prompt_that_fills_the_context_of_the_teacher_does_not_end_the_run(byte_model_dir: Path, loss: str) -> None:
     class Ears(rlkit.Tracker):
         def on_note(self, message: str) -> None:
             heard.append(message)
 
     heard = list[str]()
-    settings: Mapping[str, object] = {"teacher": {"prompt": f"{__name__}:fill_context"}, "eval": None, "steps": 2}
+    teacher = {"prompt": f"{__name__}:fill_context"}
+    settings: Mapping[str, object] = {"teacher": teacher, "eval": None, "steps": 2, "loss": loss}
     trainer = make_trainer(byte_model_dir, trackers=[Ears()], batch={"groups": 2, "group_size": 2}, **settings)
     assert asyncio.run(trainer.train()).status == "completed"
     beyond = "teacher: tokens beyond its context of 4,096 tokens have no term in the advantages"

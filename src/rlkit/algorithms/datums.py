@@ -225,6 +225,7 @@ def keep_first(prompt: Prompt, count: int) -> Prompt:
 
 
 def _scale(datum: Datum, weight: np.float32) -> Datum:
+    """Return a sequence with its advantages and the weights of its likeliest tokens times a number."""
     top = datum.top and (*datum.top[:2], datum.top[2] * weight)
     return replace(datum, advantages=datum.advantages * weight, top=top)
 

@@ -182,17 +182,19 @@ class CrossEntropy(Loss):
 
 
 class Distillation(LocalLoss):
-    """`importance_sampling`, where a teacher's advantage of a sampled token is averaged over its likeliest tokens, if
-    the sampled token is one of them. The expectation is the same, with less variance. Computed on this machine, with a
-    second pass over the batch.
+    """`importance_sampling`, where the term of a sampled token and a teacher is averaged over the teacher's likeliest
+    tokens, if the sampled token is one of them: the same expectation, with less variance for one teacher alone.
+    Computed on this machine, with a second pass over the batch.
 
-    The terms of the K tokens v are Σ_v w·p(v)·(log p(v) − log p_teacher(v))·∇log p(v) / Σ_v p(v): the mean of the
-    sampled token's term, given that it is one of these tokens (Rao and Blackwell).
+    The terms of the K tokens v are −Σ_v w·p(v)·(log p_teacher(v) − log p(v))·∇log p(v) / Σ_v p(v): the mean of the
+    sampled token's term, given that it is one of these tokens (Rao and Blackwell). They have no correction for replies
+    of older weights.
     """
 
     name: ClassVar = "distillation"
+    needs_every_sequence: ClassVar = False
     top_tokens: Annotated[int, Field(ge=1, le=1024)] = 20
-    """Number K of likeliest tokens of each teacher. Services may have a limit."""
+    """Number K of each teacher's likeliest tokens. Lower it if the service refuses so many."""
 
     def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:  # noqa: D102  inherited
         import torch
@@ -201,15 +203,15 @@ class Distillation(LocalLoss):
         for datum, row in zip(data, logprobs, strict=True):
             logp = row if datum.top is None else row[:, 0]
             advantages, q = torch.tensor(datum.advantages), torch.tensor(datum.logprobs)
-            parts = () if datum.top is None else (*map(torch.tensor, datum.top), row[:, 1:])
-            # Each teacher has K columns.
-            for tokens, taught, weights, top in zip(*(part.split(self.top_tokens, 1) for part in parts), strict=True):
+            parts: list[Tensor] = [] if datum.top is None else [*map(torch.tensor, datum.top), row[:, 1:]]
+            # the columns of each teacher
+            columns = [list[torch.Tensor](part.split(self.top_tokens, 1)) for part in parts]  # pyright: ignore[reportUnknownArgumentType]  torch's own stub
+            for tokens, wanted, weights, top in zip(*columns, strict=True):
                 is_sampled = (tokens == torch.tensor(datum.targets)[:, None]) & (weights > 0)
-                own = is_sampled * weights * (taught - q[:, None])
+                advantages = advantages - (is_sampled * weights * (wanted - q[:, None])).sum(1)
                 p = top.detach().exp() * (weights > 0) * is_sampled.any(1, keepdim=True)
-                mean = weights * p / p.sum(1, keepdim=True).clamp_min(1e-30) * (taught - top.detach())
-                advantages = advantages - own.sum(1)
-                terms.append(-(mean * top).sum())
+                mean = weights * p / p.sum(1, keepdim=True).clamp_min(1e-30) * (wanted - top.detach())
+                terms.append(-(mean * (top - top.detach()).exp()).sum())
             terms.append(-((logp - q).exp() * advantages).sum())
         return torch.stack(terms).sum(), {}
 

@@ -103,16 +103,17 @@ class Reference:
         """Return the likeliest tokens of this reference, after those of the others."""
         places, shape = np.flatnonzero(datum.mask)[: len(scores.logprobs)], (len(datum.targets), self.top_tokens)
         tokens, logprobs, weights = np.zeros(shape, np.int32), *np.zeros((2, *shape), np.float32)
-        count = scores.top_tokens.shape[1]  # a small vocabulary has fewer tokens
-        tokens[places, :count], logprobs[places, :count] = scores.top_tokens, scores.top_logprobs
-        weights[places, :count] = np.where(scores.top_logprobs > _EMPTY_LOGPROB, self.weight, 0)
+        is_token = scores.top_logprobs > _EMPTY_LOGPROB
+        count = is_token.shape[1]  # a service may give fewer
+        tokens[places, :count] = np.where(is_token, scores.top_tokens, 0)
+        logprobs[places, :count] = np.where(is_token, scores.top_logprobs, 0)
+        weights[places, :count] = self.weight * is_token
         if datum.top is None:
             return tokens, logprobs, weights
-        before, logprobs_before, weights_before = datum.top
         return (
-            np.hstack([before, tokens]),
-            np.hstack([logprobs_before, logprobs]),
-            np.hstack([weights_before, weights]),
+            np.hstack([datum.top[0], tokens]),
+            np.hstack([datum.top[1], logprobs]),
+            np.hstack([datum.top[2], weights]),
         )
 
     async def _drift(self, datum: Datum, root: Turn) -> Drift:

@@ -1,4 +1,7 @@
-"""Tokens, training sequences and answers as types of the Tinker SDK, and back."""
+"""Tokens, training sequences and answers as types of the Tinker SDK, and back.
+
+Invariant: a conversion changes no token and no number.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +78,8 @@ def to_scores(response: types.SampleResponse, *, count: int, top: int) -> Scores
     if logprobs is None and response.prompt_logprobs is not None:
         logprobs = np.array(response.prompt_logprobs, np.float32)  # None becomes NaN
     if logprobs is None or len(logprobs) != count:
-        given = 0 if logprobs is None else len(logprobs)
-        raise ServiceError(f"log-probabilities: the service gave {given} for {count} tokens")
+        answers = 0 if logprobs is None else len(logprobs)
+        raise ServiceError(f"log-probabilities: the service gave {answers} for {count} tokens")
     if not top:
         return Scores(logprobs, np.empty((count, 0), np.int32), np.empty((count, 0), np.float32))
     if tops is None or len(tops.logprobs) != count:

@@ -43,12 +43,11 @@ async def check_support(config: Config, service: Service, learner: Learner, loss
             need = "log-probabilities of prompts, for the KL penalty or a teacher"
             compute_score = await service.scorer(model=config.model)
             await compute_score(Prompt(np.array([65, 66], np.int32)), 1, 0)
-        if isinstance(loss, Distillation):
-            need = f"the {loss.top_tokens} likeliest tokens of prompts and as many targets, for the loss 'distillation'"
-            compute_score = await service.scorer(model=config.model)
-            scores = await compute_score(Prompt(np.array([65, 66], np.int32)), 1, loss.top_tokens)
-            top = scores.top_tokens, scores.top_logprobs, np.zeros_like(scores.top_logprobs)
-            await learner.gradient([replace(datum, top=top)], loss)
+            if isinstance(loss, Distillation):
+                need = f"the likeliest tokens of prompts, or several targets: loss.top_tokens {loss.top_tokens}"
+                scores = await compute_score(Prompt(np.array([65, 66], np.int32)), 1, loss.top_tokens)
+                top = scores.top_tokens, scores.top_logprobs, np.zeros_like(scores.top_logprobs)
+                await learner.gradient([replace(datum, top=top)], loss)
         need = "saving checkpoints"
         paths = await learner.save("rlkit-check", ttl_s=_TTL_S)
     except UsageError as error:

@@ -7,6 +7,7 @@ a field gives the reason for its default.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from itertools import product
 from typing import Annotated, cast
 
 from pydantic import Field
@@ -331,9 +332,10 @@ class Config(Section):
             teachers = {key: value for env in self.reinforced_envs for key, value in self.find_teachers(env).items()}
             if not teachers:
                 raise ValueError("loss: distillation needs a teacher; set teacher, or choose another loss")
-            for field, teacher in teachers.items():
-                if not (teacher.is_default("discount") and teacher.is_default("clip")):
-                    raise ValueError(f"{field}: discount and clip have no effect with the loss distillation")
+            for field, key in product(teachers, ("discount", "clip")):
+                if not teachers[field].is_default(key):
+                    fix = "leave it out, or choose another loss"
+                    raise ValueError(f"{field}.{key}: has no effect with the loss distillation; {fix}")
         if self.loss.normalization_problem and self.batch.normalize != "none":
             raise ValueError(f"batch.normalize: {self.loss.normalization_problem}")
         if self.steps is not None:
