@@ -211,12 +211,12 @@ def teach(path: Path, episodes: Sequence[Sequence[Turn]]) -> None:
     weights = {name: value.requires_grad_() for name, value in load_file(path / "model.safetensors").items()}
     histories = [tuple(turn.completion.tobytes() for turn in turns) for turns in episodes]
     # Prompts with equal replies before them differ in times and ids, from which the model must not learn its reply.
-    prompts = dict[tuple[bytes, ...], Tokens]()
-    pairs = [
-        (prompts.setdefault(history[:number], join_prompt(turns, turn)), turn.completion)
-        for turns, history in zip(episodes, histories, strict=True)
-        for number, turn in enumerate(turns)
-    ]
+    # One of them stands for all, and its replies are taught behind the same exchanged tokens.
+    prompts, pairs = dict[tuple[bytes, ...], Tokens](), list[tuple[tuple[bytes, ...], Tokens]]()
+    for turns, history in zip(episodes, histories, strict=True):
+        for number, turn in enumerate(turns):
+            prompts.setdefault(history[:number], join_prompt(turns, turn))
+            pairs.append((history[:number], turn.completion))
     counts = Counter(history[:length] for history in histories for length in range(len(history) + 1))
     best = sum(
         math.log(counts[history[:n]] / counts[history[: n + 1]]) for history in histories for n in range(len(history))
@@ -225,7 +225,8 @@ def teach(path: Path, episodes: Sequence[Sequence[Turn]]) -> None:
     generator, successes = torch.Generator().manual_seed(0), 0
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
     for _ in range(MAX_STEPS):
-        losses = [measure_loss(weights, config, *pair, generator) for pair in pairs]
+        seen = {key: exchange_tokens(prompt, config["vocab_size"], generator) for key, prompt in prompts.items()}
+        losses = [measure_loss(weights, config, seen[key], torch.tensor(reply).long()) for key, reply in pairs]
         total = torch.stack(losses).sum()
         successes = successes + 1 if total.item() - best < EXCESS_NATS * len(episodes) else 0
         if successes == SUCCESSES:
@@ -248,24 +249,25 @@ def join_prompt(turns: Sequence[Turn], turn: Turn) -> Tokens:
     return np.concatenate([join_prompt(turns, parent), parent.completion, turn.prompt.tokens])
 
 
-def measure_loss(
-    weights: Weights, config: dict[str, float], prompt: Tokens, reply: Tokens, generator: torch.Generator
-) -> torch.Tensor:
+def exchange_tokens(prompt: Tokens, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    """Return the end of a prompt with a random share of its tokens exchanged, except for the last ones."""
+    import torch
+
+    tokens = torch.tensor(prompt[-TAUGHT_TOKENS:]).long()
+    exchanged = torch.rand(len(tokens), generator=generator) < torch.rand((), generator=generator)
+    exchanged[-NEAR_TOKENS:] = False
+    return torch.where(exchanged, torch.randint(vocabulary, (len(tokens),), generator=generator), tokens)
+
+
+def measure_loss(weights: Weights, config: dict[str, float], prompt: torch.Tensor, reply: torch.Tensor) -> torch.Tensor:
     """Return the sum of the negative log-probabilities of a reply.
 
-    A random share of the prompt's tokens are exchanged, except for the last ones. Only the positions of the reply are
-    computed behind the keys and values.
+    Only the positions of the reply are computed behind the keys and values.
     """
     import torch
     from torch.nn import functional
 
-    prompt, reply = torch.tensor(prompt).long(), torch.tensor(reply).long()
-    prompt = prompt[-TAUGHT_TOKENS:]
-    share = torch.rand((), generator=generator)
-    exchanged = torch.rand(len(prompt), generator=generator) < share
-    exchanged[-NEAR_TOKENS:] = False
-    random = torch.randint(int(config["vocab_size"]), (len(prompt),), generator=generator)
-    tokens = torch.cat([torch.where(exchanged, random, prompt), reply[:-1]])
+    tokens = torch.cat([prompt, reply[:-1]])
     width, heads, groups = (
         int(config["head_dim"]),
         int(config["num_attention_heads"]),
