@@ -140,7 +140,7 @@ def assembly() -> dict[str, float]:
     from rlkit.algorithms.datums import Preparation
     from rlkit.algorithms.estimators import GroupMean
     from rlkit.algorithms.losses import PPO
-    from rlkit.tinker_client import sdk
+    from rlkit.tinker_client.sdk_types import to_datum
 
     rates, event_loop, loss = dict[str, float](), asyncio.new_event_loop(), PPO()
     preparation = Preparation({"work": GroupMean()})
@@ -150,7 +150,7 @@ def assembly() -> dict[str, float]:
 
         def make_ours(group: Group = group) -> list[Any]:
             prepared = event_loop.run_until_complete(preparation.prepare(group))
-            return [sdk._to_datum(datum, loss) for datum in prepared.data]
+            return [to_datum(datum, loss) for datum in prepared.data]
 
         def make_theirs(peer: TrajectoryGroup = peer) -> list[Any]:
             return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]

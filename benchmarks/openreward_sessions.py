@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from statistics import median
 
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.connection.clients import environment
-from rlkit.envs.openreward.task import OpenRewardTasks
+from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Message, Tool
 
@@ -30,13 +30,13 @@ def reply(name: str, arguments: str) -> str:
     return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
 
 
-async def adapter(tasks: OpenRewardTasks, sessions: int, calls: int) -> None:
+async def adapter(tasks: Sequence[OpenRewardTask], sessions: int, calls: int) -> None:
     script = [*[reply("search", '{"item": "egg"}')] * (calls - 1), reply("submit", '{"answer": 0}')]
     outcomes = await asyncio.gather(*(tasks[n].rollout(ScriptedPolicy(script)) for n in range(sessions)))
     assert all(outcome.metrics["tool_calls"] == calls for outcome in outcomes)
 
 
-async def policy_alone(tasks: OpenRewardTasks, sessions: int, calls: int) -> None:
+async def policy_alone(tasks: Sequence[OpenRewardTask], sessions: int, calls: int) -> None:
     """Hold the adapter's conversations without a server: render, record and parse."""
     tools: list[Tool] = [
         {"name": "search", "description": "", "parameters": {}},
@@ -54,7 +54,7 @@ async def policy_alone(tasks: OpenRewardTasks, sessions: int, calls: int) -> Non
     await asyncio.gather(*(converse() for _ in range(sessions)))
 
 
-async def raw(tasks: OpenRewardTasks, sessions: int, calls: int) -> None:
+async def raw(tasks: Sequence[OpenRewardTask], sessions: int, calls: int) -> None:
     env = await environment(tasks[0].settings.access)
 
     async def play(index: int) -> None:
@@ -68,10 +68,10 @@ async def raw(tasks: OpenRewardTasks, sessions: int, calls: int) -> None:
     await asyncio.gather(*(play(index) for index in range(sessions)))
 
 
-type Side = Callable[[OpenRewardTasks, int, int], Awaitable[None]]
+type Side = Callable[[Sequence[OpenRewardTask], int, int], Awaitable[None]]
 
 
-def measured(side: Side, tasks: OpenRewardTasks, sessions: int, calls: int) -> tuple[float, float]:
+def measured(side: Side, tasks: Sequence[OpenRewardTask], sessions: int, calls: int) -> tuple[float, float]:
     """Return processor and wall time per call in milliseconds."""
 
     async def main() -> tuple[float, float]:
