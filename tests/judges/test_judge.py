@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +43,7 @@ class Endpoint:
         self.answer = answer
         self.prompts = list[str]()
         self.keys = list[str | None]()
+        self.times = list[float]()
         self.most_at_once = 0
         self._running = 0
         self._lock = threading.Lock()
@@ -67,6 +69,7 @@ class Endpoint:
     def respond(self, prompt: str) -> tuple[int, bytes]:
         with self._lock:
             self.prompts.append(prompt)
+            self.times.append(time.monotonic())
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
         try:
@@ -166,6 +169,16 @@ def test_an_unreadable_answer_is_requested_again(endpoint: Endpoint, make_judge:
     verdict = run(make_judge().score(reply="a"))
     assert verdict.score == 7.0
     assert (verdict.metrics["judge/requests"], verdict.metrics["judge/unreadable"]) == (3.0, 2.0)
+
+
+def test_a_retry_counts_as_a_request(
+    endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge], tmp_path: Path
+) -> None:
+    answers = iter([500, "Score: 7"])
+    endpoint.answer = lambda prompt: next(answers)
+    verdict = run(make_judge(requests_per_minute=20).score(reply="a"))
+    assert verdict.metrics["judge/requests"] == len(endpoint.prompts) == 2
+    assert endpoint.times[1] - endpoint.times[0] > 2.9, "the limit of requests holds for a retry"
 
 
 @pytest.mark.parametrize("answer", ["I like it", "Score: 11", "Score: 7\n…", 400, 401])

@@ -335,6 +335,11 @@ def test_a_file_that_has_changed_is_not_resumed_with(byte_model_dir: Path, talks
         train({**settings, "steps": 2}, directory=tmp_path / "run", resume=True)
 
 
+def test_a_file_that_is_listed_twice_is_refused(byte_model_dir: Path, talks: Path) -> None:
+    with pytest.raises(ConfigError, match=r"talks\.jsonl: a file is listed twice; remove one$"):
+        train(make_settings(byte_model_dir, source={"files": [str(talks), str(talks)]}, steps=1))
+
+
 def test_the_kind_of_a_source_does_not_change_on_resumption(byte_model_dir: Path, talks: Path, tmp_path: Path) -> None:
     train(make_settings(byte_model_dir, envs={"numbers": {}}, steps=1), directory=tmp_path / "played")
     kinds = {"files": str(talks)}, {"run": str(tmp_path / "played")}
@@ -372,8 +377,9 @@ FAULTS = [
     ({"source": {"files": "TALKS", "run": "x"}}, "source: set either files or run"),
     ({"source": {"files": "TALKS", "newest": 3}}, "source: newest has no effect: set run instead of files"),
     ({"source": {"run": "x", "roles": ["user"]}}, "source: roles has no effect: the episodes of a run have"),
-    ({"source": {"run": "x", "reward": "high"}}, "source: reward: 'high' is not a condition such as '>= 1'"),
-    ({"source": {"files": "TALKS", "roles": ["robot"]}}, r"source\.roles"),
+    ({"source": {"run": "x", "reward": "high"}}, r"source\.reward: 'high' is not a condition such as '>= 1'"),
+    ({"source": {"files": "TALKS", "roles": ["robot"]}}, r"^[^\n]*source\.roles\.0: expected[^\n]*found 'robot'$"),
+    ({"source": {"files": "TALKS", "roles": []}}, r"source\.roles: must not be empty: add at least one entry"),
     (
         {"source": {"files": "TALKS"}, "loss": {"name": "ppo"}},
         "loss: ppo needs rollouts, and there are none; set it to",

@@ -394,8 +394,6 @@ def test_a_missing_teacher_is_named(byte_model_dir: Path) -> None:
         ({"prompt": f"{__name__}:return_text"}, "type str: it must return a non-empty list of messages"),
         ({"prompt": f"{__name__}:return_no_messages"}, "type list: it must return a non-empty list of messages"),
         ({"prompt": f"{__name__}:exit_at_once"}, "exit_at_once failed: SystemExit: 3"),
-        ({"prompt": f"{__name__}:TOKENS"}, "is not a function of messages"),
-        ({"prompt": f"{__name__}:nothing"}, "nothing"),
     ],
 )
 def test_a_prompt_function_that_is_wrong_ends_the_run(
@@ -403,6 +401,14 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
 ) -> None:
     with pytest.raises(RlkitError, match=message):
         asyncio.run(make_trainer(byte_model_dir, steps=1, teacher=teacher, eval=None).train())
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("TOKENS", "is not a function of messages"), ("nothing", "has no 'nothing'")]
+)
+def test_a_prompt_that_is_no_function_is_found_before_the_run(byte_model_dir: Path, name: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^teacher\.prompt: .*{problem}"):
+        make_trainer(byte_model_dir, teacher={"prompt": f"{__name__}:{name}"})
 
 
 @pytest.mark.parametrize(
@@ -430,6 +436,10 @@ def test_a_prompt_function_that_is_wrong_ends_the_run(
         (
             {"reward": "train", "best": {"metric": "eval/talk/teacher/kl"}},
             "no step has a 'eval/talk/teacher/kl': set teacher",
+        ),
+        (
+            {"teachers": {"a": {"prompt": "x:y"}}, "best": {"metric": "env/talk/teacher/b/kl"}},
+            "best.metric: no step has a 'env/talk/teacher/b/kl'; known: kl, a/kl",
         ),
         (
             {"envs": {"talk": {"teacher": {"first_step": 9}}}, "steps": 8},

@@ -78,6 +78,8 @@ def demonstrations(
             contents = {str(path): path.read_bytes() for path in paths}
         except OSError as error:
             raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
+        if len(contents) < len(paths):
+            raise UsageError(f"files: {', '.join(map(str, paths))}: a file is listed twice; remove one")
         digests = {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
         recorded = _pin(pin, digests)
         for path, digest in digests.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,6 +66,9 @@ class EndpointPolicy(Policy):
     Args:
         timeout_s: limit in seconds of each attempt, and of the time in which a retry may begin.
     """
+
+    before_retry: Callable[[], Awaitable[None]] | None = None
+    """Awaited before each attempt of a request, except for the first."""
 
     def __init__(
         self, client: AsyncOpenAI, *, endpoint: Endpoint, sampling: Sampling, limits: Limits, timeout_s: float
@@ -140,6 +143,8 @@ class EndpointPolicy(Policy):
                 raise ServiceError(message, request_id=request_id)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MAX_WAIT_S)
+            if self.before_retry is not None:
+                await self.before_retry()
 
 
 @asynccontextmanager

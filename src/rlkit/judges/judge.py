@@ -27,7 +27,7 @@ from rlkit._util.threads import in_thread
 from rlkit.config.schema.operation import ServiceConfig
 from rlkit.cost.usage import Price, Usage, hosted_prices
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
-from rlkit.evaluation.openai_endpoint import Endpoint, connect_endpoint
+from rlkit.evaluation.openai_endpoint import Endpoint, EndpointPolicy, connect_endpoint
 from rlkit.judges.records import JudgeRecords
 from rlkit.judges.rubric import ask_for_verdict, fill_prompt, hash_text, read_field_names, read_verdict
 from rlkit.policy import Limits, Policy
@@ -192,16 +192,23 @@ class Judge:
             raise UsageError("judge: budget_usd needs a price: set prices, or budget_tokens in its place")
         limits = {"tokens": self.budget_tokens, "usd": self.budget_usd}
         interval_s = 60.0 / self.requests_per_minute
-        async with slots:
+
+        async def start_request() -> None:
             start_s = await in_thread(lambda: records.start_request(limits, interval_s=interval_s, now_s=time.time()))
             await asyncio.sleep(start_s - time.time())
+            metrics["judge/requests"] += 1
+
+        async with slots:
+            await start_request()
             async with asyncio.timeout(self.timeout_s):
                 policy = make_policy(Sampling(self.max_tokens, self.temperature), seed)
+                if isinstance(policy, EndpointPolicy):
+                    policy.before_retry = start_request
                 reply = await policy.chat([{"role": "user", "content": prompt}])
             usage = Usage(1, len(reply.turn.prompt), 0, len(reply.turn.completion))
             usd = 0.0 if price is None else price.usd(usage)
-            for name, value in (("requests", 1), ("tokens", usage.tokens), ("usd", usd)):
-                metrics[f"judge/{name}"] += value
+            metrics["judge/tokens"] += usage.tokens
+            metrics["judge/usd"] += usd
             await in_thread(records.add_spending, usage.tokens, usd)
         return f"{reply.text}\n[cut off at max_tokens]" if reply.truncated else reply.text
 

@@ -23,7 +23,7 @@ from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.algorithms.losses import FunctionLoss, LossFunction
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import load_chat
-from rlkit.config.loading.objects import load_estimators, load_loss
+from rlkit.config.loading.objects import load_estimators, load_function, load_loss
 from rlkit.config.loading.resolved import ResolvedConfig
 from rlkit.config.loading.run_config import choose_run_directory
 from rlkit.config.schema import Config
@@ -128,6 +128,9 @@ class RLTrainer(Trainer):
         self._estimators = load_estimators(config, estimators or {})
         self._loss = load_loss(config.loss) if loss is None else FunctionLoss(function=loss)
         self._rate = make_learning_rate(config)
+        for field, teacher in (item for env in config.envs for item in config.find_teachers(env).items()):
+            if teacher.prompt is not None:
+                load_function(teacher.prompt, field=f"{field}.prompt", of="messages")
 
     @stop_leftover_tasks()
     async def train(self) -> RunResult:

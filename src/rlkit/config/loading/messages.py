@@ -52,7 +52,9 @@ _TEXT_MAX_CHARS = 40
 def explain(error: ValidationError, root: Node) -> str:
     """Return a line for each mistake that pydantic found in the configuration `root`."""
     mistakes = error.errors(include_url=False, include_input=False)
-    # pydantic skips a default that depends on an invalid field.
+    # pydantic counts only the valid entries of a list, and skips a default that depends on an invalid field.
+    skipped = {("too_short", details["loc"][:-1]) for details in mistakes}
+    mistakes = [details for details in mistakes if (details["type"], details["loc"]) not in skipped]
     return "\n".join(_line(details, root) for details in mistakes if details["type"] != "default_factory_not_called")
 
 

@@ -300,6 +300,11 @@ class Config(Section):
             return
         remedies = self._absent_metrics()
         problem = metric_problem(self.best.metric, envs=self.envs, evals=self.eval.envs, remedies=remedies)
+        place, _, divergence = self.best.metric.partition("/teacher/")
+        fields = self.find_teachers(place.partition("/")[2]) if divergence and problem is None else {}
+        names = ["kl", *(f"{field.rpartition('.')[2]}/kl" for field in fields if "teachers." in field)]
+        if fields and divergence not in names:
+            problem = f"no step has a {self.best.metric!r}; known: {', '.join(names)}"
         if problem is not None:
             raise ValueError(f"best.metric: {problem}")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlkit._util.sections import Positive, Section
 from rlkit.config.schema.envs import EnvConfig
@@ -47,7 +47,7 @@ class SourceConfig(Section):
     run: str | None = None
     """Name or directory of a run. Its episodes are trained on token for token, so its tokenizer must be that of the
     model."""
-    reward: str | None = None
+    reward: Annotated[str, AfterValidator(lambda text: parse_condition(text) and text)] | None = None
     """With `run`: condition on the reward of an episode, such as `>= 1`; null for all episodes."""
     newest: Positive | None = None
     """With `run`: number of newest episodes to train on; null for all."""
@@ -57,11 +57,6 @@ class SourceConfig(Section):
     def _check_section(self) -> None:
         if (self.files is None) == (self.run is None):
             raise ValueError("set either files or run")
-        if self.reward is not None:
-            try:
-                parse_condition(self.reward)
-            except ValueError as error:
-                raise ValueError(f"reward: {error}") from None
         if self.run is None:
             self.refuse_unused("reward", "newest", fix="set run instead of files")
         else:
