@@ -171,9 +171,7 @@ def test_an_unreadable_answer_is_requested_again(endpoint: Endpoint, make_judge:
     assert (verdict.metrics["judge/requests"], verdict.metrics["judge/unreadable"]) == (3.0, 2.0)
 
 
-def test_a_retry_counts_as_a_request(
-    endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge], tmp_path: Path
-) -> None:
+def test_a_retry_counts_as_a_request(endpoint: Endpoint, make_judge: Callable[..., rlkit.Judge]) -> None:
     answers = iter([500, "Score: 7"])
     endpoint.answer = lambda prompt: next(answers)
     verdict = run(make_judge(requests_per_minute=20).score(reply="a"))

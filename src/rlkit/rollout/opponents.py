@@ -50,10 +50,10 @@ class Opponents:
         """Return the last step up to an opponent's for which a checkpoint is due; 0 for the start."""
         every, wanted = self.config.checkpoint.every, step if step >= 0 else max(version + step, 0)
         if wanted == 0 or (every and wanted <= version):
-            return wanted - wanted % every if wanted else 0
-        problem = f"the newest weights are those of step {version}; ask for an earlier step"
-        problem = problem if wanted > version else "no weights are saved; set checkpoint.every to 1 or more"
-        raise EnvironmentFault(f"opponent(step={step}): {problem}")
+            return wanted - wanted % (every or 1)
+        step_problem = f"the newest weights are those of step {version}; ask for an earlier step"
+        save_problem = "no weights are saved; set checkpoint.every to 1 or more"
+        raise EnvironmentFault(f"opponent(step={step}): {step_problem if wanted > version else save_problem}")
 
     async def _find_path(self, step: int) -> tuple[str | None, int]:
         """Return the sampler weights of a due step, and their own step; None for the base model."""
