@@ -28,7 +28,7 @@ from rlkit._util import files
 from rlkit.envs.discovery.problem import load_published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.problems.erdos_interior import interior_point
-from rlkit.envs.discovery.problems.erdos_steps import Heights, balance, c5, linear_programs, mirror, polish, search
+from rlkit.envs.discovery.problems.erdos_steps import Heights, balance, c5, linear_programs, polish, search
 
 MARKS_S = (10, 60, 120, 300, 600, 1200, 1800, 3600)
 
@@ -73,7 +73,7 @@ def run_search(seed: int, seconds: float, start: Heights | None, save: Path | No
 
 
 def time_steps(h: Heights, *, symmetric: bool) -> None:
-    h = balance(mirror(h)) if symmetric else h
+    h = balance((h + h[::-1]) / 2) if symmetric else h
     for name, descend in (
         ("linear program", partial(linear_programs, h, symmetric=symmetric, radius=1e-3)),
         ("interior-point step", partial(interior_point, h, centre=0 if symmetric else None)),

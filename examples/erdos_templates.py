@@ -13,7 +13,7 @@ from rlkit.envs.discovery.task import ConstructionProblem
 
 PROGRAM = """import numpy as np
 from rlkit.envs.discovery.problems.erdos_interior import interior_point
-from rlkit.envs.discovery.problems.erdos_steps import balance, descend, polish
+from rlkit.envs.discovery.problems.erdos_steps import balance, polish
 
 def run(seed, budget_s):
     rng, h, steps = np.random.default_rng(), initial_h_values.copy(), {steps}
@@ -31,8 +31,8 @@ CHANGES = (
 )
 DESCENTS = (
     *("h", "np.clip(h, 0, 1)", "balance(h)", "polish(h, 0.01)"),
-    "descend(balance(h), iterations=10 * steps, symmetric=False, rate=5)",
-    "descend(balance(h), iterations=10 * steps, symmetric=False, rate=0.05)",
+    "interior_point(balance(h), barrier=10, steps=steps)",
+    "interior_point(balance(h), barrier=1e-1, steps=steps)",
     "interior_point(balance(h), barrier=1e-3, steps=steps)",
     "interior_point(balance(h), barrier=1e-6, steps=steps)",
 )

@@ -106,7 +106,8 @@ class Preparation:
         A reference is asked if its term counts for a group without newer weights.
         """
         is_failed = episode.status == "failed" or episode.masked
-        return {} if is_failed else await self._request(episode, self._active_references(Group(env, "", 0, (episode,))))
+        references = [] if is_failed else self._active_references(Group(env, "", 0, (episode,)))
+        return await self._request(episode, references) if references else {}
 
     async def _request(self, episode: Episode, references: Sequence[Reference]) -> EpisodeDrifts:
         pairs = [(self._fit(datum), root) for datum, root in rooted_data(episode)]

@@ -21,9 +21,8 @@ def run(seed, budget_s):
 PROGRAMS: Mapping[str, Mapping[str, str]] = {
     "erdos": {
         "multistart": _program("erdos_steps", "search(seed, 0.8 * budget_s, pieces=48)"),
-        "adam": _program(
-            "erdos_steps",
-            "descend(mirror(default_rng(seed).uniform(0.1, 0.9, 50)), iterations=3000, symmetric=True)",
+        "interior points": _program(
+            "erdos_interior", "interior_point(default_rng(seed).uniform(0.1, 0.9, 50), centre=0, barrier=1e-3)"
         ),
         "linear programs": _program("erdos_steps", "polish(initial_h_values, 0.8 * budget_s)"),
         "basin hopping": _program("erdos_steps", "search(seed, 0.8 * budget_s)"),

@@ -164,11 +164,6 @@ class Problem(ABC):
         return next((value.to_float(minimise=self.minimise) for value in self.published), None)
 
     @property
-    def baseline(self) -> float | None:
-        """Best value found by hand, rounded likewise; None if unknown."""
-        return next((value.to_float(minimise=self.minimise) for value in self.published if value.by_hand), None)
-
-    @property
     def direction(self) -> str:
         """Direction in words: `lower is better` or `higher is better`."""
         return "lower is better" if self.minimise else "higher is better"

@@ -53,7 +53,7 @@ class Erdos(StepFunctionProblem):
     minimise = True
     symbol = "C5"
     initial = "initial_h_values"
-    scripted = ((2, 0.38107), (10, 0.380948), (60, 0.380885), (120, 0.380885), (300, 0.380882), (1800, 0.380882))
+    scripted = ((2, 0.38111), (10, 0.380964), (60, 0.380937), (120, 0.380904), (300, 0.380883))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:

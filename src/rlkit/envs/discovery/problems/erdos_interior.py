@@ -27,7 +27,7 @@ type Clock = Callable[[], float]
 
 _MARGIN = 1e-6  # distance from 0 and 1 at the beginning, because logarithms need it
 _DUAL_RANGE = 1e8  # greatest factor between a multiplier and its value on the central path
-_ROW_SHARE = 1e-9  # overlaps with a smaller weight do not change the matrix
+_ROW_SHARE = 1e-6  # overlaps with a smaller weight do not change the matrix
 _GAP = 1e-13
 
 
@@ -183,7 +183,7 @@ def compute_slopes(ties: Mirrored, h: Heights, rows: NDArray[np.intp]) -> Height
     outside = np.zeros(ties.count - 1)
     ahead, behind = (
         np.lib.stride_tricks.sliding_window_view(np.concatenate([outside, each, outside]), ties.count)
-        for each in (1 - h, h)
+        for each in np.array([1 - h, h]) * (2 / ties.count)
     )
     shifts = rows + ties.first
-    return ties.fold((ahead[::-1][shifts] - behind[shifts]) * (2 / ties.count))
+    return ties.fold(ahead[::-1][shifts] - behind[shifts])

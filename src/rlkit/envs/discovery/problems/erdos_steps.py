@@ -1,7 +1,7 @@
 """Search for Erdős' minimum overlap, with NumPy and SciPy only.
 
-It is a run's baseline, and a helper that programs can call: descent with a smoothed maximum, interior-point descent, a
-sequence of linear programs, and basin hopping. Programs can load it with `erdos_interior`.
+It is a run's baseline, and a helper that programs can call: interior-point descent, a sequence of linear programs, and
+basin hopping. Programs can load it with `erdos_interior`.
 
 Invariant: a result is a valid construction that is at least as good as the initial construction.
 """
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from rlkit.envs.discovery.problems.erdos_interior import (
     Clock,
     Heights,
     Mirrored,
-    compute_gradient,
     compute_overlaps,
     compute_slopes,
     interior_point,
@@ -42,10 +42,13 @@ _ISLANDS_SHARE = 0.6  # of a search, for its islands
 _ISLAND_S = 90.0  # after a minute and a half, all members of an island lie in one basin
 _ISLAND_ENDS = (0.08, 0.33, 1.0)  # shares of an island's time: random starts, coarse pieces, halved pieces
 _HOP_SHARE = 0.95
+_START_STEPS = 40  # many rough starts find better minima than few exact ones
+_START_BARRIER = 1e-4
 _HOP_STEPS = 60  # many short descents find more than few that end
+_SHIFT_TOLERANCE = 1e-300  # as exact as floats are
 _SUM_TOLERANCE = 1e-14  # per piece; above it the verifier rescales heights, possibly beyond 1
-_BISECTIONS = 80
 _MIN_DISTANCE = 0.004
+_BASIN_DISTANCE = 0.03  # of functions of different islands, which differ by 0.05 to 0.2
 _MIN_NEW_DISTANCE = 0.0005
 
 
@@ -56,53 +59,17 @@ def c5(h: Heights) -> float:
 
 def balance(h: Heights) -> Heights:
     """Shift and clip [n] heights so that they lie in [0, 1] and sum to n/2."""
+    from scipy.optimize import brentq  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
+
     count = len(h)
     if abs(float(h.sum()) - count / 2) < _SUM_TOLERANCE * count and h.min() >= 0 and h.max() <= 1:
         return h
-    low, high = -1.0 - float(h.max()), 1.0 - float(h.min())
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if float(np.clip(h + middle, 0, 1).sum()) < count / 2:
-            low = middle
-        else:
-            high = middle
-    return np.clip(h + high, 0, 1)
 
+    def compute_excess(shift: float) -> float:
+        return float(np.clip(h + shift, 0, 1).sum()) - count / 2
 
-def mirror(h: Heights) -> Heights:
-    """Return the mean of [n] heights and their mirror image."""
-    return (h + h[::-1]) / 2
-
-
-def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05) -> Heights:
-    """Minimise an increasingly steep log-sum-exp of all overlaps with Adam.
-
-    The heights are σ(θ + b), where b makes them sum to n/2.
-    """
-    count = len(h)
-    theta = np.log(np.clip(h, 1e-4, 1 - 1e-4) / (1 - np.clip(h, 1e-4, 1 - 1e-4)))
-    mean, spread = np.zeros(count), np.zeros(count)
-    theta, best = _centre(theta)
-    best_value = c5(best)
-    for step in range(1, iterations + 1):
-        theta, heights = _centre(theta)
-        overlap = compute_overlaps(heights)
-        top = float(overlap.max())
-        if top < best_value:
-            best, best_value = heights, top
-        share = step / iterations
-        weights = np.exp((overlap - top) * 10 ** (2.0 + 3.0 * share))
-        gradient = compute_gradient(heights, weights / weights.sum())
-        slope = heights * (1 - heights)
-        gradient = slope * (gradient - float(gradient @ slope) / float(slope.sum()))
-        if symmetric:
-            gradient = mirror(gradient)
-        mean = 0.9 * mean + 0.1 * gradient
-        spread = 0.99 * spread + 0.01 * gradient * gradient
-        step_size = rate * (1 - 0.95 * share)
-        theta -= step_size * (mean / (1 - 0.9**step)) / (np.sqrt(spread / (1 - 0.99**step)) + 1e-12)
-        theta = np.clip(theta, -16, 16)
-    return best
+    ends = -float(h.max()), 1 - float(h.min())
+    return np.clip(h + cast("float", brentq(compute_excess, *ends, xtol=_SHIFT_TOLERANCE)), 0, 1)
 
 
 def polish(construction: Heights, seconds: float, *, clock: Clock = time.process_time) -> Heights:
@@ -189,11 +156,11 @@ class _Pool:
 
     def halve(self, end_s: float) -> _Pool:
         """Search from the members, with two pieces for each of theirs."""
-        finer = _Pool(self.process)
+        finer = _Pool(self.process, self.min_distance)
         for h in self.members:
             if not finer.members or self.process.clock() < end_s:
                 finer.add(interior_point(h.repeat(2), steps=_HOP_STEPS))
-        finer.hop(centre=len(finer.members[0]), end_s=end_s)
+        finer.hop(centre=len(finer.members[0]) // 4, end_s=end_s)
         return finer
 
 
@@ -224,10 +191,10 @@ def search(
     """
     count = pieces or (len(starts[0]) if starts else _PIECES)
     islands_s = 0.0 if starts else seconds * _HOP_SHARE * (_ISLANDS_SHARE if count >= 4 * _COARSE_PIECES else 1)
-    plan = _Plan(count, seconds, islands_s, _MIN_NEW_DISTANCE if starts else _MIN_DISTANCE, on_best, clock)
+    plan = _Plan(count, seconds, islands_s, _MIN_NEW_DISTANCE if starts else _BASIN_DISTANCE, on_best, clock)
     seeds = [(seed, number) for number in range(processes)]
     if not starts:
-        starts = sorted((h for members in run(plan.search_islands, seeds) for h in members), key=c5)[:_POOL_SIZE]
+        starts = sorted((h for members in run(plan.search_islands, seeds) for h in members), key=c5)
     return min((h for members in run(partial(plan.refine, starts), seeds) for h in members), key=c5)
 
 
@@ -238,7 +205,7 @@ class _Plan:
     pieces: int  # number of pieces of the last level
     seconds: float  # time of each process
     islands_s: float  # part of this time for islands
-    min_distance: float  # smallest mean difference of functions in the first pool after the islands
+    min_distance: float  # smallest mean difference of functions after the islands
     on_best: OnBest | None
     clock: Clock
 
@@ -249,13 +216,13 @@ class _Plan:
         halvings = max(0, int(np.log2(self.pieces / _COARSE_PIECES)))
         coarse, islands = self.pieces >> halvings, max(1, round(self.islands_s / _ISLAND_S))
         island_s = self.islands_s / islands
-        best = _Pool(process)
+        best = _Pool(process, _BASIN_DISTANCE)
         for number in range(islands):
             island = _Pool(process)
             starts_s, coarse_s, last_s = (began_s + island_s * (number + share) for share in _ISLAND_ENDS)
             while not island.members or self.clock() < starts_s:
-                h = descend(process.rng.uniform(0.02, 0.98, coarse), iterations=1000, symmetric=False)
-                island.add(interior_point(h, steps=_HOP_STEPS))
+                h = process.rng.uniform(0.02, 0.98, coarse)
+                island.add(interior_point(h, barrier=_START_BARRIER, steps=_START_STEPS))
             island.hop(centre=coarse, end_s=coarse_s if halvings else last_s)
             for h in (island.halve(last_s) if halvings else island).members[:2]:
                 best.add(h)
@@ -293,22 +260,17 @@ def _move(pool: Sequence[Heights], rng: np.random.Generator, centre: int) -> Hei
     width = min(2 + int(end * 10 ** rng.uniform(-1.7, -0.2)), end)
     first = int(rng.integers(end - width + 1))
     segment, place = h[first : first + width], np.arange(width)
-    match int(rng.integers(8)):
+    match int(rng.integers(6)):
         case 0:
             changed = segment + rng.normal(0, 10 ** rng.uniform(-2.5, -0.3), width)
         case 1:
             changed = np.roll(segment, int(rng.integers(1, 5)) * (1 if rng.random() < 0.5 else -1))
         case 2:
-            changed = segment[::-1]
-        case 3:
             changed = np.convolve(np.pad(segment, 3, mode="edge"), np.full(7, 1 / 7), mode="valid")
-        case 4:
+        case 3:
             changed = segment + rng.random() * (other[first : first + width] - segment)
-        case 5:
+        case 4:
             changed = h[::-1][first : first + width]
-        case 6:
-            source = int(rng.integers(end - width + 1))
-            changed = h[source : source + width]
         case _:
             changed = np.interp((place - width / 2) * (1 + rng.normal(0, 0.05)) + width / 2, place, segment)
     h = h.copy()
@@ -316,15 +278,6 @@ def _move(pool: Sequence[Heights], rng: np.random.Generator, centre: int) -> Hei
     tied = (len(h) - centre) // 2
     h[len(h) - tied :] = h[:tied][::-1]
     return h
-
-
-def _centre(theta: Heights) -> tuple[Heights, Heights]:
-    """Return θ, shifted so that its n sigmoids sum to n/2, and the sigmoids."""
-    for _ in range(3):
-        h = 1 / (1 + np.exp(-theta))
-        theta = theta - (float(h.sum()) - len(h) / 2) / max(float((h * (1 - h)).sum()), 1e-9)
-    h = 1 / (1 + np.exp(-theta))
-    return theta, h * (len(h) / 2 / float(h.sum()))
 
 
 def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float]:
