@@ -53,7 +53,7 @@ class Erdos(StepFunctionProblem):
     minimise = True
     symbol = "C5"
     initial = "initial_h_values"
-    scripted = ((2, 0.38111), (10, 0.380964), (60, 0.380937), (120, 0.380904), (300, 0.380883))
+    scripted = ((2, 0.38105), (10, 0.380969), (60, 0.380922), (120, 0.380917), (300, 0.380877))
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:

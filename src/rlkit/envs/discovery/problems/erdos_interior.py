@@ -27,7 +27,7 @@ type Clock = Callable[[], float]
 
 _MARGIN = 1e-6  # distance from 0 and 1 at the beginning, because logarithms need it
 _DUAL_RANGE = 1e8  # greatest factor between a multiplier and its value on the central path
-_ROW_SHARE = 1e-6  # overlaps with a smaller weight do not change the matrix
+_ROW_SHARE = 1e-9  # overlaps with a smaller weight do not change the matrix
 _GAP = 1e-13
 
 
